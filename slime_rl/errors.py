@@ -1,0 +1,91 @@
+"""The error tree. A user's mistake ends the command with exit status 2, a fault of the world with 1.
+
+SlimeError
+|-- UserError            told in one line before anything starts
+|   |-- ConfigError      a field of the configuration
+|   |-- DataError        a data set or one of its rows
+|   |-- ModelError       a model folder
+|   `-- RunFolderError   a folder that another run has used
+`-- RunError             ends the run with its cause
+    |-- EngineError      an engine or its router died, hung or answered with an error
+    |-- WeightsError     an engine did not take a version in as it was published
+    |-- TrainerError     a trainer rank failed, or a loss, gradient or log-prob was not finite
+    |-- RewardError      a reward function failed or returned something that is no score
+    |-- WaitTimeout      a bounded wait ran out; says for what and who would have ended it
+    `-- StoreError       the data buffer
+        |-- CodecError   a payload is damaged or of a foreign format; names its key
+        |-- FencedError  a holder or trainer acted on what is no longer its own
+        `-- StaleError   a group is older than the bound allows
+"""
+
+
+class SlimeError(Exception):
+    """Every error that slime_rl raises on purpose."""
+
+    exit_status = 1
+
+
+class UserError(SlimeError):
+    """A mistake that the user can mend."""
+
+    exit_status = 2
+
+
+class ConfigError(UserError):
+    """A field of the configuration is wrong: its dotted path, what was expected, what came."""
+
+    def __init__(self, path: str, expected: str, got: object) -> None:
+        super().__init__(f"{path} {expected}, got {got!r}" if path else f"{expected}, got {got!r}")
+        self.path = path
+
+
+class DataError(UserError):
+    """A data set is missing or one of its rows is not what the configuration says."""
+
+
+class ModelError(UserError):
+    """A model folder is missing, incomplete or of an architecture that is not known."""
+
+
+class RunFolderError(UserError):
+    """The run folder belongs to another run."""
+
+
+class RunError(SlimeError):
+    """A fault that ends the run."""
+
+
+class EngineError(RunError):
+    """An engine or the router died, hung or answered with an error."""
+
+
+class WeightsError(RunError):
+    """An engine's weights are not the ones that were published."""
+
+
+class TrainerError(RunError):
+    """A trainer rank failed."""
+
+
+class RewardError(RunError):
+    """A reward function failed, or what it returned is no score."""
+
+
+class WaitTimeout(RunError):
+    """A bounded wait ran out."""
+
+
+class StoreError(RunError):
+    """The data buffer failed."""
+
+
+class CodecError(StoreError):
+    """A payload is damaged or of a foreign format."""
+
+
+class FencedError(StoreError):
+    """A holder or a trainer acted on a group that is no longer its own."""
+
+
+class StaleError(StoreError):
+    """A group is older than the staleness bound allows."""

@@ -1,0 +1,93 @@
+"""What the loop asks of the parts around it.
+
+A worker's side of the buffer is `Slots`, the trainer's is `Steps`; the same store answers both. Every wait behind these
+calls is bounded by the part that waits, and raises WaitTimeout with the names of whom it waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from slime_rl.types import Assignment, BufferStatus, Prompt, Reservation, Sample, StepReport, Version
+
+
+class Slots(Protocol):
+    """The worker's side of the buffer: the right to generate, and where groups go."""
+
+    async def reserve(self, holder: str) -> Reservation | None:
+        """Wait for a free slot and take it for the next prompt, or None once no prompt will come any more."""
+        ...
+
+    async def heartbeat(self, holder: str) -> None:
+        """Keep every lease of `holder`; without it they expire and their groups start again."""
+        ...
+
+    async def fill(self, reservation: Reservation, samples: Sequence[Sample]) -> None:
+        """Hand in the scored samples of a reservation, once; a repeat changes nothing.
+
+        Raises FencedError if the reservation has expired and belongs to somebody else.
+        """
+        ...
+
+    async def release(self, reservation: Reservation, *, reason: str, retry: bool) -> None:
+        """Give a slot back without a group: its prompt is tried again, or dropped and counted under `reason`.
+
+        A retry beyond the bounded number of attempts becomes a drop.
+        """
+        ...
+
+
+class Steps(Protocol):
+    """The trainer's side of the buffer: which groups a step trains, and when their slots are free again."""
+
+    async def assign(self, step: int) -> Assignment:
+        """Wait until `step` can be filled within the staleness bound, and fix its groups; repeatable."""
+        ...
+
+    async def publish(self, version: Version) -> None:
+        """The engines serve `version`: the slots of the steps behind it are free."""
+        ...
+
+    async def commit(self, step: int) -> None:
+        """A durable checkpoint contains `step`: delete the payloads of it and of the steps before."""
+        ...
+
+    async def status(self) -> BufferStatus: ...
+
+
+class Trainer(Protocol):
+    """The ranks that hold the weights, seen as one."""
+
+    async def load(self) -> Version:
+        """Build the model and load its weights; return their version."""
+        ...
+
+    async def step(self, assignment: Assignment) -> StepReport:
+        """Take the training step that `assignment` describes; the report carries the new version."""
+        ...
+
+    async def publish(self, version: Version) -> None:
+        """Bring `version` into every engine and return when each has confirmed it."""
+        ...
+
+    async def save(self, version: Version) -> None:
+        """Write a durable checkpoint of `version`."""
+        ...
+
+
+class Program(Protocol):
+    """What turns a prompt into samples, `num_samples` trajectories of it."""
+
+    async def __call__(self, prompt: Prompt, *, num_samples: int, temperature: float) -> list[Sample]: ...
+
+
+class Reward(Protocol):
+    """What scores the samples of one prompt."""
+
+    async def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples with their rewards set, in order.
+
+        Raises RewardError if the function fails, runs out of time or returns something that is no finite number.
+        """
+        ...
