@@ -1,0 +1,108 @@
+"""The folder of a run, and the identity in it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_rl.config import Config
+from slime_rl.errors import RunFolderError
+
+IDENTITY = "run.json"
+PACKAGES = ("slime-rl", "torch", "megatron-core", "sglang", "ray", "redis", "transformers", "mbridge")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The paths of a run; `id` names it in the buffer's keys."""
+
+    path: Path
+    id: str
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def redis(self) -> Path:
+        return self.path / "redis"
+
+    @property
+    def export(self) -> Path:
+        """The Hugging Face folder of the final weights."""
+        return self.path / "export"
+
+    def checkpoint(self, version: int) -> Path:
+        return self.checkpoints / f"version-{version:06d}"
+
+
+def check_unused(path: Path) -> None:
+    """Refuse a folder that a run has used, or that holds anything else.
+
+    Raises RunFolderError in words that say what to do.
+    """
+    if (path / IDENTITY).exists():
+        run = json.loads((path / IDENTITY).read_text(encoding="utf-8"))["id"]
+        raise RunFolderError(f"run.folder {path} holds run {run}: resume it, or choose another folder (run.folder=...)")
+    if path.is_dir() and any(path.iterdir()):
+        raise RunFolderError(f"run.folder {path} is not empty: choose another folder (run.folder=...)")
+    if path.exists() and not path.is_dir():
+        raise RunFolderError(f"run.folder {path} is a file: choose another folder (run.folder=...)")
+
+
+def create(config: Config) -> RunFolder:
+    """Make the folder of a new run, private to its user, with its configuration and environment written down.
+
+    Raises RunFolderError if it is in use.
+    """
+    path = Path(config.run.folder).resolve()
+    check_unused(path)
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)
+    folder = RunFolder(path, secrets.token_hex(4))
+    for part in (folder.logs, folder.samples, folder.checkpoints, folder.redis):
+        part.mkdir()
+    (path / "config.yaml").write_text(config.dump(), encoding="utf-8")
+    write_json(path / "environment.json", environment(config))
+    write_json(path / IDENTITY, {"id": folder.id})
+    return folder
+
+
+def environment(config: Config) -> dict[str, Any]:
+    """What a reader needs to repeat the run."""
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "seed": config.run.seed,
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a whole JSON file or none: aside first, then renamed."""
+    aside = path.with_suffix(path.suffix + ".part")
+    aside.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

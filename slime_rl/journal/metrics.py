@@ -1,0 +1,47 @@
+"""Metrics by step: lines of JSON for programs, TensorBoard events for people."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+
+class MetricsLog:
+    """Appends to `metrics.jsonl`, `events.jsonl` and the TensorBoard folder of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._metrics = _append(folder / "metrics.jsonl")
+        self._events = _append(folder / "events.jsonl")
+        self._tensorboard = EventFileWriter(str(folder / "tensorboard"))
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+        now = time.time()
+        _write(self._metrics, {"step": step, "time": now, **values})
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._tensorboard.add_event(Event(wall_time=now, step=step, summary=Summary(value=scalars)))
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Record something that happened once."""
+        _write(self._events, {"time": time.time(), "event": kind, **details})
+
+    def close(self) -> None:
+        self._tensorboard.close()
+        self._metrics.close()
+        self._events.close()
+
+
+def _append(path: Path) -> TextIO:
+    return path.open("a", encoding="utf-8")
+
+
+def _write(file: TextIO, row: Mapping[str, Any]) -> None:
+    file.write(json.dumps(row) + "\n")
+    file.flush()

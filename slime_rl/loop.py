@@ -1,0 +1,119 @@
+"""The training loop: workers fill the buffer, the trainer empties it.
+
+`produce` runs in every rollout worker and waits for a free slot; publishing frees slots. `consume` runs in the driver
+and waits for a step's groups; a filled group wakes it. With `max_lag` 0 the two take turns by that alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import TaskGroup
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from slime_rl.config import LoopConfig
+from slime_rl.errors import EngineError, FencedError, RewardError
+from slime_rl.interfaces import Program, Reward, Slots, Steps, Trainer
+from slime_rl.types import Assignment, Prompt, Reservation, Sample, StepReport, Version
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What generates and scores groups, in one rollout worker."""
+
+    name: str
+    config: LoopConfig
+    prompts: Sequence[Prompt]
+    slots: Slots
+    program: Program
+    reward: Reward
+    episodes: asyncio.Semaphore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """What trains and publishes. `observe` sees every step and may evaluate; True from it ends the run early."""
+
+    config: LoopConfig
+    steps: Steps
+    trainer: Trainer
+    observe: Callable[[Assignment | None, StepReport | None], Awaitable[bool]]
+    save_every: int
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def produce(worker: Worker) -> None:
+    """Start a group whenever the buffer has a slot for one, until no prompt remains."""
+    async with TaskGroup() as tasks:
+        beat = tasks.create_task(keep_leases(worker))
+        async with TaskGroup() as groups:
+            while (reservation := await worker.slots.reserve(worker.name)) is not None:
+                await worker.episodes.acquire()
+                groups.create_task(generate(worker, reservation))
+        beat.cancel()
+
+
+async def generate(worker: Worker, reservation: Reservation) -> None:
+    """Sample one group, score it, and put it in its slot; a fault gives the slot back and is counted."""
+    try:
+        prompt = worker.prompts[reservation.prompt_index]
+        num_samples = worker.config.samples_per_prompt
+        samples = await worker.program(prompt, num_samples=num_samples, temperature=reservation.temperature)
+        await hand_in(worker, reservation, await worker.reward(prompt, samples))
+    except (EngineError, RewardError) as fault:
+        log.warning("group %d, attempt %d: %s", reservation.id, reservation.attempt, fault)
+        await worker.slots.release(reservation, reason=type(fault).__name__, retry=True)
+    except FencedError as lost:
+        log.warning("group %d went to another holder: %s", reservation.id, lost)
+    finally:
+        worker.episodes.release()
+
+
+async def hand_in(worker: Worker, reservation: Reservation, samples: Sequence[Sample]) -> None:
+    """Fill the slot, or give it back where the rewards teach nothing and the configuration says to."""
+    if worker.config.drop_equal_rewards and len({s.reward for s in samples}) == 1:
+        await worker.slots.release(reservation, reason="equal rewards", retry=False)
+    else:
+        await worker.slots.fill(reservation, samples)
+
+
+async def keep_leases(worker: Worker) -> None:
+    """Renew the worker's leases three times in their length."""
+    while True:
+        await asyncio.sleep(worker.config.lease_s / 3)
+        await worker.slots.heartbeat(worker.name)
+
+
+async def consume(driver: Driver) -> Version:
+    """Take one training step after another and hand each new version to the engines; return the last."""
+    version = await driver.trainer.load()
+    await publish(driver, version)
+    done = await driver.observe(None, None)
+    while version < driver.config.steps and not done and not driver.stop.is_set():
+        assignment = await driver.steps.assign(version)
+        if not assignment.groups:
+            break
+        report = await driver.trainer.step(assignment)
+        version = report.version
+        await publish(driver, version)
+        if version % driver.save_every == 0:
+            await save(driver, version)
+        done = await driver.observe(assignment, report)
+    await save(driver, version)
+    return version
+
+
+async def publish(driver: Driver, version: Version) -> None:
+    """Bring `version` to the engines, and only then free the slots that it makes room for."""
+    await driver.trainer.publish(version)
+    await driver.steps.publish(version)
+
+
+async def save(driver: Driver, version: Version) -> None:
+    """Make `version` durable, and only then let go of what it was trained on; a repeat changes nothing."""
+    await driver.trainer.save(version)
+    if version > 0:
+        await driver.steps.commit(version - 1)
