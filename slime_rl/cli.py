@@ -1,5 +1,110 @@
-"""The command line."""
+"""The command line: `slime-rl COMMAND`. What a command needs is imported when it runs, so that help is instant."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from slime_rl.errors import SlimeError
+
+INTERRUPTED = 130
 
 
-def main() -> int:
-    raise NotImplementedError
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 0 done, 1 a fault of the world, 2 the user's mistake, 130 Ctrl-C."""
+    arguments = parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except SlimeError as error:
+        print(f"slime-rl: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("slime-rl: interrupted; every process of the run has ended", file=sys.stderr)
+        return INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their arguments."""
+    root = argparse.ArgumentParser(prog="slime-rl", description="Post-train language models with RL.")
+    commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="run reinforcement learning from a YAML file")
+    _add_config(train)
+    train.add_argument("--dry-run", action="store_true", help="check everything, show what would start, start nothing")
+    train.set_defaults(run=_train)
+
+    sft = commands.add_parser("sft", help="run supervised learning from a YAML file")
+    _add_config(sft)
+    sft.set_defaults(run=_sft)
+
+    evaluate = commands.add_parser("eval", help="score a model on the evaluation set of a YAML file")
+    _add_config(evaluate)
+    evaluate.set_defaults(run=_eval)
+
+    export = commands.add_parser("export", help="copy a run's newest weights out as a Hugging Face folder")
+    export.add_argument("run_folder", metavar="RUN", help="a run folder")
+    export.add_argument("target", metavar="DIR", help="the folder to write; must not exist")
+    export.set_defaults(run=_export)
+
+    demo = commands.add_parser("demo", help="teach a small model to add, from nothing, on two CPU cores")
+    demo.add_argument("--folder", default="runs/demo", help="where to put the run (default: %(default)s)")
+    demo.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the demo's configuration")
+    demo.set_defaults(run=_demo)
+
+    doctor = commands.add_parser("doctor", help="check that this machine can run slime_rl")
+    doctor.set_defaults(run=_doctor)
+    return root
+
+
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument("config", metavar="CONFIG", help="a YAML file")
+    command.add_argument("overrides", nargs="*", metavar="key=value", help="fields to set, such as trainer.lr=2e-6")
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from slime_rl.config import load_config
+    from slime_rl.launch import training
+
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.dry_run:
+        training.show_plan(config)
+    else:
+        training.run(config)
+    return 0
+
+
+def _sft(arguments: argparse.Namespace) -> int:
+    from slime_rl.config import load_config
+    from slime_rl.launch import supervised
+
+    supervised.run(load_config(arguments.config, arguments.overrides))
+    return 0
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from slime_rl.config import load_config
+    from slime_rl.launch import evaluation
+
+    evaluation.run(load_config(arguments.config, arguments.overrides))
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from slime_rl.launch import export
+
+    export.run(arguments.run_folder, arguments.target)
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from slime_rl import demo
+
+    demo.run(arguments.folder, arguments.overrides)
+    return 0
+
+
+def _doctor(_arguments: argparse.Namespace) -> int:
+    from slime_rl import doctor
+
+    return doctor.run()

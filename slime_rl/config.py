@@ -290,7 +290,7 @@ def _first_fault(error: ValidationError) -> ConfigError:
             parent, name = _section(fault["loc"][:-1]), str(fault["loc"][-1])
             return ConfigError(path, f"is not a known field{nearest(name, parent.model_fields)}", fault["input"])
         case "missing":
-            return ConfigError(path, "is required", "nothing")
+            return ConfigError(path, "is required", None)
         case "greater_than_equal":
             return ConfigError(path, f"must be at least {fault['ctx']['ge']}", fault["input"])
         case "greater_than":

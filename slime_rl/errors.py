@@ -18,6 +18,8 @@ SlimeError
         `-- StaleError   a group is older than the bound allows
 """
 
+from __future__ import annotations
+
 
 class SlimeError(Exception):
     """Every error that slime_rl raises on purpose."""
@@ -35,8 +37,12 @@ class ConfigError(UserError):
     """A field of the configuration is wrong: its dotted path, what was expected, what came."""
 
     def __init__(self, path: str, expected: str, got: object) -> None:
-        super().__init__(f"{path} {expected}, got {got!r}" if path else f"{expected}, got {got!r}")
-        self.path = path
+        came = "nothing" if got is None else repr(got)
+        super().__init__(f"{path} {expected}, got {came}" if path else f"expected {expected}, got {came}")
+        self.path, self.expected, self.got = path, expected, got
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str, object]]:
+        return ConfigError, (self.path, self.expected, self.got)
 
 
 class DataError(UserError):

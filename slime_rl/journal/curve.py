@@ -21,7 +21,7 @@ def draw_curve(path: Path, *, title: str, rewards: Points, scores: Points) -> No
         axes.plot(*zip(*rewards, strict=True), color="tab:blue", alpha=0.6, label="training reward (sampled)")
     if scores:
         axes.plot(*zip(*scores, strict=True), color="tab:orange", marker="o", label="held-out score")
-    axes.set(title=title, xlabel="step", ylabel="mean reward", ylim=(0, 1.02))
+    axes.set(title=title, xlabel="step", ylabel="mean reward")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)

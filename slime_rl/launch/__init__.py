@@ -1,0 +1,1 @@
+"""Starts a run: checks it, brings up its processes, drives it, and ends them."""

@@ -1,0 +1,116 @@
+import pytest
+import yaml
+
+from slime_rl.config import Config, load_config, validate
+from slime_rl.errors import ConfigError
+
+
+def values(**sections):
+    base = {
+        "run": {"folder": "runs/x"},
+        "model": {"path": "model"},
+        "data": {"path": "data.jsonl"},
+        "loop": {"steps": 3},
+    }
+    return base | sections
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"loop": {"steps": 3, "samples_per_promp": 4}},
+            "loop.samples_per_promp is not a known field; did you mean 'samples_per_prompt'?, got 4",
+        ),
+        ({"lop": {}}, "lop is not a known field; did you mean 'loop'?, got {}"),
+        ({"loop": {"steps": "three"}}, "loop.steps must be a valid integer, got 'three'"),
+        ({"loop": {"steps": "3"}}, "loop.steps must be a valid integer, got '3'"),
+        ({"loop": {"steps": True}}, "loop.steps must be a valid integer, got True"),
+        ({"loop": {"steps": 0}}, "loop.steps must be at least 1, got 0"),
+        ({"loop": {}}, "loop.steps is required, got nothing"),
+        ({"loop": {"steps": 3, "samples_per_prompt": 1}}, "loop.samples_per_prompt must be at least 2, got 1"),
+        (
+            {"loop": {"steps": 3, "max_lag": 1, "placement": "colocated"}},
+            "loop.placement must be split when loop.max_lag is 1, got 'colocated'",
+        ),
+        (
+            {"loop": {"steps": 3, "max_lag": 1}, "objective": {"correction": "none"}},
+            "objective.correction must be tis when loop.max_lag is above 0, got 'none'",
+        ),
+        ({"sampling": {"temperature": 0}}, "sampling.temperature must be above 0, got 0"),
+        ({"sampling": {"top_p": 0.9}}, "sampling.top_p is not a known field, got 0.9"),
+        (
+            {"objective": {"loss": "dpo"}},
+            "objective.loss must be 'grpo' or 'sft', got 'dpo'",
+        ),
+        (
+            {"loop": {"steps": 3, "stop_at_score": 0.9}},
+            "loop.stop_at_score needs an evaluation section, got 0.9",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_path_what_was_expected_and_what_came(sections, message):
+    with pytest.raises(ConfigError) as caught:
+        validate(values(**sections))
+    assert str(caught.value) == message
+    assert caught.value.exit_status == 2
+
+
+def test_a_file_and_its_overrides_become_one_configuration(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(values()))
+    config = load_config(file, ["trainer.lr=2e-6", "rollout.sglang.context_length=64", "loop.max_lag=2"])
+    assert config.trainer.lr == 2e-6
+    assert config.rollout.sglang == {"context_length": 64}
+    assert not config.loop.colocated
+    assert config.loop.slots == 3 * config.loop.groups_per_step
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loop.steps", "expected an override of the form section.field=value, got 'loop.steps'"),
+        ("loop.steps.x=1", "loop.steps.x cannot be set: steps is not a section, got 'loop.steps.x=1'"),
+        ("loop.step=1", "loop.step is not a known field; did you mean 'steps'?, got 1"),
+    ],
+)
+def test_a_wrong_override_is_refused(tmp_path, override, message):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(values()))
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, [override])
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "valid YAML in"),
+        ("loop: {steps: 1}\nloop: {steps: 2}", "key 'loop' stands twice"),
+        ("- 1", "expected a mapping of sections"),
+    ],
+)
+def test_text_that_is_no_configuration_is_refused(tmp_path, text, message):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_config(file)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="readable configuration file"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_the_dump_is_a_configuration_again_and_holds_no_password():
+    config = validate(values(buffer={"url": "redis://user:secret@host:6379/0"}))
+    assert "secret" not in config.dump()
+    without_url = validate(values())
+    assert validate(yaml.safe_load(without_url.dump())) == without_url
+
+
+def test_a_configuration_cannot_be_changed():
+    config = validate(values())
+    with pytest.raises(ValueError, match="frozen"):
+        config.loop.steps = 4
+    assert isinstance(config, Config)
