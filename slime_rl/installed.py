@@ -19,18 +19,24 @@ def dataclass_fields(package: str, module: str, name: str) -> frozenset[str]:
 
     Raises ModuleNotFoundError where the package is missing, and LookupError where the class is.
     """
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(f"{package} is not installed: run `python -m slime_rl.install cpu` (or gpu)")
-    source = next(p for folder in spec.submodule_search_locations if (p := Path(folder) / module).exists())
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return frozenset(
-                item.target.id
-                for item in node.body
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-            )
+    source = _find(package, module)
+    for node in _classes(source):
+        if node.name == name:
+            return _annotated(node)
     raise LookupError(f"{source} defines no class {name}")
+
+
+@functools.cache
+def folder_fields(package: str, folder: str) -> frozenset[str]:
+    """The annotated fields of every class in the modules of `folder` of a package that is installed.
+
+    Raises ModuleNotFoundError where the package is missing, and LookupError where the folder holds no class.
+    """
+    sources = sorted(_find(package, folder).glob("*.py"))
+    names = frozenset().union(*(_annotated(node) for source in sources for node in _classes(source)))
+    if not names:
+        raise LookupError(f"{folder} of {package} defines no class with fields")
+    return names
 
 
 def check_arguments(
@@ -45,3 +51,23 @@ def check_arguments(
             raise ConfigError(f"{path}.{name}", "is set by slime_rl and cannot be passed through", value)
         if name not in known:
             raise ConfigError(f"{path}.{name}", f"is not {what}{nearest(name, known)}", value)
+
+
+def _find(package: str, path: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"{package} is not installed: run `python -m slime_rl.install cpu` (or gpu)")
+    found = next((p for folder in spec.submodule_search_locations if (p := Path(folder) / path).exists()), None)
+    if found is None:
+        raise LookupError(f"the installed {package} has no {path}")
+    return found
+
+
+def _classes(source: Path) -> list[ast.ClassDef]:
+    return [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+
+
+def _annotated(node: ast.ClassDef) -> frozenset[str]:
+    return frozenset(
+        item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    )

@@ -1,0 +1,116 @@
+"""The arguments of an SGLang server: which ones the installed version knows, and which ones slime_rl gives.
+
+SGLang's own names and defaults are read from its source; nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slime_rl.config import ModelConfig, RolloutConfig
+from slime_rl.errors import ConfigError
+from slime_rl.installed import check_arguments, folder_fields
+from slime_rl.rollout.address import Keys
+from slime_rl.types import Version
+
+OURS = frozenset(
+    {
+        "model_path",
+        "tokenizer_path",
+        "dtype",
+        "trust_remote_code",
+        "host",
+        "port",
+        "api_key",
+        "admin_api_key",
+        "weight_version",
+        "custom_weight_loader",
+        "skip_tokenizer_init",
+    }
+)
+"""Arguments that slime_rl sets itself."""
+
+WEIGHT_LOADER = "slime_rl.rollout.weights.intake.load"
+"""The function that reads published tensors inside the engine."""
+
+CPU_ARGUMENTS: Mapping[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_overlap_schedule": True,
+    "disable_cuda_graph": True,
+    "sleep_on_idle": True,
+    "max_total_tokens": 65536,
+    "max_running_requests": 128,
+}
+"""What an SGLang server needs on a CPU, where it would else spin when idle and size its cache from free memory."""
+
+GPU_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/kfd"))
+
+
+def known_arguments() -> frozenset[str]:
+    """The fields of the installed SGLang's ServerArgs, which are spread over its `arg_groups/fields` modules."""
+    fields = folder_fields("sglang", "srt/arg_groups/fields")
+    return frozenset(name for name in fields if not name.startswith("_"))
+
+
+def check_sglang_arguments(given: Mapping[str, Any]) -> None:
+    """Refuse what the installed SGLang does not accept, and what slime_rl sets itself.
+
+    Raises ConfigError with the path `rollout.sglang.NAME` and the nearest known name.
+    """
+    check_arguments(
+        "rollout.sglang", given, known=known_arguments(), ours=OURS, what="an argument of the installed SGLang"
+    )
+    for name in ("tp_size", "pp_size", "dp_size"):
+        if given.get(name, 1) != 1:
+            raise ConfigError(
+                f"rollout.sglang.{name}", "must be 1: published weights are checked on one rank", given[name]
+            )
+
+
+def server_arguments(
+    model: ModelConfig, rollout: RolloutConfig, *, port: int, keys: Keys, seed: int, version: Version
+) -> dict[str, Any]:
+    """All arguments of one engine; the user's own win over the defaults for the device."""
+    given = dict(rollout.sglang)
+    device = CPU_ARGUMENTS if on_cpu(given) else {}
+    return {
+        "random_seed": seed,
+        **device,
+        **given,
+        "model_path": model.path,
+        "dtype": model.dtype,
+        "trust_remote_code": model.trust_remote_code,
+        "host": "127.0.0.1",
+        "port": port,
+        "api_key": keys.api,
+        "admin_api_key": keys.admin,
+        "weight_version": str(version),
+        "custom_weight_loader": [WEIGHT_LOADER],
+    }
+
+
+def server_environment(given: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of an engine: this process's own, and what SGLang reads from it.
+
+    One thread a process on a CPU, since several servers share the cores. `/health` only says that the server
+    answers; that it generates is asked by `/health_generate`, which must not run while generation is paused.
+    """
+    environment = dict(os.environ)
+    if on_cpu(given):
+        environment["SGLANG_USE_CPU_ENGINE"] = "1"
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    environment["HF_HUB_OFFLINE"] = "1"
+    environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+def on_cpu(given: Mapping[str, Any]) -> bool:
+    """Whether an engine with these arguments runs on a CPU: it says so, or the machine has no driver for a GPU."""
+    return given.get("device", "cuda" if any(p.exists() for p in GPU_DRIVERS) else "cpu") == "cpu"

@@ -1,0 +1,108 @@
+"""One SGLang server in a subprocess: started, probed, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from slime_rl.config import ModelConfig, RolloutConfig
+from slime_rl.errors import EngineError
+from slime_rl.rollout.address import Address, Keys, free_port
+from slime_rl.rollout.arguments import server_arguments, server_environment
+from slime_rl.rollout.engine_http import EngineHttp
+from slime_rl.rollout.server_process import ServerProcess
+from slime_rl.types import Version
+
+NUM_PORTS_TRIED = 3
+PORT_TAKEN = "address already in use"
+GRACE_S = 0.0
+HEALTH_POLL_S = 0.1
+PROBE_TIMEOUT_S = 30.0
+
+
+class Engine:
+    """An SGLang server of this run; its log is `engine-INDEX.log` in the log folder."""
+
+    def __init__(
+        self, index: int, *, model: ModelConfig, rollout: RolloutConfig, log_folder: Path, keys: Keys, seed: int
+    ) -> None:
+        self.name = f"engine {index}"
+        self._model = model
+        self._rollout = rollout
+        self._log_path = log_folder / f"engine-{index}.log"
+        self._keys = keys
+        self._seed = seed + index
+        self._process: ServerProcess | None = None
+        self._address: Address | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where the started engine listens."""
+        assert self._address is not None, f"{self.name} was not started"
+        return self._address
+
+    @property
+    def process(self) -> ServerProcess:
+        """The running server."""
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process
+
+    async def start(self, version: Version) -> Address:
+        """Start the server and return its address once it answers; the weights of the model folder count as `version`.
+
+        Raises EngineError with the end of its log if it dies, or is not ready within `rollout.start_timeout_s`.
+        """
+        for attempt in range(1, NUM_PORTS_TRIED + 1):
+            self._launch(version)
+            try:
+                await self._wait_ready()
+            except EngineError as error:
+                self.stop()
+                if PORT_TAKEN not in str(error) or attempt == NUM_PORTS_TRIED:
+                    raise
+            except BaseException:
+                self.stop()
+                raise
+            else:
+                break
+        return self.address
+
+    async def check(self) -> None:
+        """Raise EngineError unless the server runs and generates a token; not to be asked while it is paused."""
+        self.process.check_running()
+        async with EngineHttp(self.address, timeout_s=PROBE_TIMEOUT_S) as http:
+            await http.check_generating()
+
+    def stop(self) -> None:
+        """End the server with all of its processes; an engine that does not run is left as it is."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    def _launch(self, version: Version) -> None:
+        port = free_port()
+        self._address = Address(self.name, f"http://127.0.0.1:{port}", self._keys)
+        self._process = ServerProcess(
+            [sys.executable, "-m", "slime_rl.rollout.serve"],
+            name=self.name,
+            arguments=server_arguments(
+                self._model, self._rollout, port=port, keys=self._keys, seed=self._seed, version=version
+            ),
+            environment=server_environment(self._rollout.sglang),
+            log_path=self._log_path,
+            grace_s=GRACE_S,
+        )
+
+    async def _wait_ready(self) -> None:
+        limit_s = self._rollout.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s), EngineHttp(self.address, timeout_s=limit_s) as http:
+                while not await http.is_ready():
+                    self.process.check_running()
+                    await asyncio.sleep(HEALTH_POLL_S)
+        except TimeoutError:
+            tail = self.process.log_tail()
+            raise EngineError(
+                f"{self.name} was not ready within {limit_s:.0f} s (rollout.start_timeout_s); {tail}"
+            ) from None
