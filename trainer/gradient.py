@@ -1,0 +1,128 @@
+"""The gradient of a step: forward and backward over the micro-batches of a rank, summed over all ranks.
+
+Shape letters: S samples of a micro-batch, T tokens of it, M trained tokens of it, H hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slime_rl.config import ObjectiveConfig
+from slime_rl.errors import TrainerError
+from slime_rl.trainer.head import token_logprobs
+from slime_rl.trainer.model import PolicyModel
+from slime_rl.trainer.objective import clipped_ratio_loss, supervised_loss, truncated_importance_weights
+from slime_rl.trainer.packing import MicroBatch
+from slime_rl.trainer.report import Totals
+
+
+class GradientPass:
+    """Fills the gradient buffers of a model with the mean over every trained token of a step.
+
+    Megatron adds up the gradients of the micro-batches and the ranks, then divides once by the number of trained tokens
+    they hold together.
+    """
+
+    def __init__(self, model: DistributedDataParallel, policy: PolicyModel, objective: ObjectiveConfig) -> None:
+        self._model = model
+        self._policy = policy
+        self._objective = objective
+        self._device = policy.head.device
+
+    def run(self, batches: Sequence[MicroBatch]) -> Totals:
+        """Run all micro-batches of this rank; every rank takes part. The totals are this rank's own.
+
+        Raises TrainerError where the loss of a micro-batch is not finite, after the last collective.
+        """
+        measured: list[dict[str, Tensor]] = get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=iter(batches),
+            model=self._model,
+            num_microbatches=len(batches),
+            seq_length=0,
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        return _totals(batches, measured)
+
+    def _forward(self, batches: Iterator[MicroBatch], model: DistributedDataParallel):
+        batch = next(batches)
+        tokens = self._tensor(batch.tokens)[None]
+        options = {"fp32_output": False} if self._policy.config.bf16 else {}
+        hidden = model(tokens, tokens, None, packed_seq_params=_packed(batch.lengths, self._device), **options)
+        return hidden, partial(self._loss, batch)
+
+    def _loss(self, batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """hidden [T, 1, H] -> the summed loss, how many tokens it sums, and what else is measured."""
+        rows = self._tensor(batch.rows)
+        logprobs, entropy = token_logprobs(
+            hidden.squeeze(1).index_select(0, rows),
+            self._policy.head,
+            self._tensor(batch.targets),
+            self._tensor(batch.temperatures),
+        )
+        if self._objective.loss == "sft":
+            losses, measured = supervised_loss(logprobs), {}
+        else:
+            losses, measured = self._policy_loss(batch, logprobs)
+        loss = losses.sum()
+        measured |= {"loss": loss.detach(), "entropy": entropy.sum()}
+        return loss, torch.tensor(len(rows), dtype=torch.int), measured
+
+    def _policy_loss(self, batch: MicroBatch, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """logprobs [M] -> weighted loss [M]; the proximal policy is the current one, as one step is taken on a batch."""
+        proximal, behaviour = logprobs.detach(), self._tensor(batch.behaviour)
+        losses, clipped = clipped_ratio_loss(
+            logprobs,
+            proximal,
+            self._tensor(batch.advantages),
+            clip_low=self._objective.clip_low,
+            clip_high=self._objective.clip_high,
+        )
+        measured = {"clipped": clipped.sum()}
+        if self._objective.correction == "tis":
+            weights = truncated_importance_weights(proximal, behaviour, cap=self._objective.correction_cap)
+            losses = losses * weights
+            measured["correction_weight"] = weights.sum()
+        fresh = (proximal - behaviour).abs()[self._tensor(batch.lags == 0)]
+        measured["logprob_abs_diff"] = fresh.sum()
+        measured["logprob_abs_diff_max"] = fresh.amax() if len(fresh) else fresh.sum()
+        return losses, measured
+
+    def _tensor(self, array: NDArray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _packed(lengths: Sequence[int], device: torch.device) -> PackedSeqParams:
+    bounds = torch.from_numpy(np.cumsum((0, *lengths), dtype=np.int32)).to(device)
+    longest = max(lengths)
+    return PackedSeqParams("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
+
+
+def _totals(batches: Sequence[MicroBatch], measured: Sequence[dict[str, Tensor]]) -> Totals:
+    """Add up what the micro-batches measured, fetched from the device at once."""
+    names = list(measured[0])
+    table = torch.stack([torch.stack([values[name].double() for name in names]) for values in measured]).tolist()
+    totals = Totals()
+    for batch, row in zip(batches, table, strict=True):
+        values = dict(zip(names, row, strict=True))
+        if not math.isfinite(values["loss"]):
+            raise TrainerError(f"the loss is {values['loss']} in groups {', '.join(map(str, batch.groups))}")
+        fresh = int((batch.lags == 0).sum())
+        totals.raise_to("logprob_abs_diff", values.pop("logprob_abs_diff_max", 0.0))
+        for name, value in values.items():
+            totals.add(name, value, fresh if name == "logprob_abs_diff" else len(batch.rows))
+        totals.add("lag", float(batch.lags.sum()), len(batch.rows))
+        totals.raise_to("lag", float(batch.lags.max(initial=0)))
+        totals.add("num_tokens", float(len(batch.tokens)) if len(batch.rows) else 0.0, 1)
+    return totals

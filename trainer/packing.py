@@ -1,0 +1,158 @@
+"""Which rank and which micro-batch a sample goes to, and what a micro-batch holds: numpy only.
+
+Shape letters: S samples of a micro-batch, T tokens of it, M trained tokens of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_rl.errors import TrainerError
+from slime_rl.types import Assignment, Sample, Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedSample:
+    """A sample as the loss sees it."""
+
+    sample: Sample
+    group: int
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicroBatch:
+    """Samples laid end to end without padding. The arrays of M values stand beside each trained token.
+
+    `rows` are the places whose next token is trained: what the model says there is compared with `targets`.
+    """
+
+    groups: tuple[int, ...]  # the groups that have a sample here
+    lengths: tuple[int, ...]  # [S], ascending, so that equal lengths lie side by side
+    tokens: NDArray[np.int64]  # [T]
+    rows: NDArray[np.int64]  # [M]
+    targets: NDArray[np.int64]  # [M]
+    behaviour: NDArray[np.float32]  # [M] the engine's log-probs
+    temperatures: NDArray[np.float32]  # [M]
+    advantages: NDArray[np.float32]  # [M]
+    lags: NDArray[np.int64]  # [M] trainer version minus the version that produced the token
+
+
+def share_groups(assignment: Assignment, num_ranks: int) -> list[list[int]]:
+    """The ids of the groups that each rank reads: whole groups, in the step's order, about equal in tokens.
+
+    The longest group goes first, each to the rank with the fewest tokens so far. The same assignment is always shared
+    out in the same way. A rank may get none.
+    """
+    order = {group.id: place for place, group in enumerate(assignment.groups)}
+    tokens = [0] * num_ranks
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    for group in sorted(assignment.groups, key=lambda group: (-group.num_tokens, group.id)):
+        rank = tokens.index(min(tokens))
+        tokens[rank] += group.num_tokens
+        shares[rank].append(group.id)
+    return [sorted(share, key=order.__getitem__) for share in shares]
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Indices into `lengths`, in bins whose sum is at most `capacity`; a longer item has a bin to itself.
+
+    Best fit decreasing: the longest item first, each into the fullest bin that still takes it.
+    """
+    bins: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (free, bin), ascending
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        length = lengths[index]
+        place = bisect_left(room, (length, -1))
+        if place == len(room):
+            bins.append([index])
+            insort(room, (capacity - length, len(bins) - 1))
+            continue
+        free, chosen = room.pop(place)
+        bins[chosen].append(index)
+        insort(room, (free - length, chosen))
+    return bins
+
+
+def pack(samples: Sequence[TrainedSample], *, max_tokens: int, version: Version) -> list[MicroBatch]:
+    """Micro-batches of at most `max_tokens` tokens for the trainer at `version`; samples with nothing trained stay out.
+
+    There is always one micro-batch: without a trained token it is `idle`, since every rank takes part in every step.
+    Raises TrainerError for a sample that cannot be trained.
+    """
+    trained = [item for item in samples if item.sample.num_trained]
+    bins = best_fit([item.sample.num_tokens for item in trained], max_tokens)
+    return [_lay_out([trained[index] for index in bin_], version) for bin_ in bins] or [idle()]
+
+
+def idle() -> MicroBatch:
+    """A micro-batch with nothing to train."""
+    nothing, weightless = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    return MicroBatch(
+        groups=(),
+        lengths=(1,),
+        tokens=np.zeros(1, np.int64),
+        rows=nothing,
+        targets=nothing,
+        behaviour=weightless,
+        temperatures=weightless,
+        advantages=weightless,
+        lags=nothing,
+    )
+
+
+def _lay_out(items: Sequence[TrainedSample], version: Version) -> MicroBatch:
+    items = sorted(items, key=lambda item: item.sample.num_tokens)
+    samples = [item.sample for item in items]
+    lengths = np.array([sample.num_tokens for sample in samples])
+    tokens = np.concatenate([sample.tokens for sample in samples]).astype(np.int64)
+    mask = np.concatenate([sample.loss_mask for sample in samples])
+    _refuse(
+        np.flatnonzero(mask[np.cumsum(lengths) - lengths]),
+        items,
+        "its first token is masked in, and nothing comes before it",
+    )
+    trained = np.flatnonzero(mask)
+    owner = np.repeat(np.arange(len(items)), lengths)[trained]
+    behaviour = np.concatenate([sample.logprobs for sample in samples])[trained]
+    _refuse(owner[~np.isfinite(behaviour)], items, "a log-prob of the engine is not finite")
+    produced = np.concatenate([token_versions(sample) for sample in samples])
+    return MicroBatch(
+        groups=tuple(dict.fromkeys(item.group for item in items)),
+        lengths=tuple(lengths.tolist()),
+        tokens=tokens,
+        rows=trained - 1,
+        targets=tokens[trained],
+        behaviour=behaviour.astype(np.float32),
+        temperatures=np.array([sample.temperature for sample in samples], np.float32)[owner],
+        advantages=np.array([item.advantage for item in items], np.float32)[owner],
+        lags=version - produced[trained],
+    )
+
+
+def _refuse(faulty: NDArray[np.int64], items: Sequence[TrainedSample], fault: str) -> None:
+    if len(faulty):
+        item = items[faulty[0]]
+        raise TrainerError(f"group {item.group}, sample {item.sample.index}: {fault}")
+
+
+def token_versions(sample: Sample) -> NDArray[np.int64]:
+    """The version that produced each token of a sample, [T]; 0 where none is recorded."""
+    versions = np.zeros(sample.num_tokens, np.int64)
+    for span in sample.versions:
+        versions[span.start : span.end] = span.version
+    return versions
+
+
+def runs(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(length, how often) for each run of equal neighbours in `lengths`."""
+    start = 0
+    for place in range(1, len(lengths) + 1):
+        if place == len(lengths) or lengths[place] != lengths[start]:
+            yield lengths[start], place - start
+            start = place

@@ -1,0 +1,169 @@
+"""One process of the trainer: its share of every step, the weights, and how they leave."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from slime_rl.config import Config
+from slime_rl.errors import TrainerError
+from slime_rl.trainer import distributed
+from slime_rl.trainer.gradient import GradientPass
+from slime_rl.trainer.hub_folder import write_hub_folder
+from slime_rl.trainer.model import HubModel, PolicyModel
+from slime_rl.trainer.optimizer import Optimizer, data_parallel
+from slime_rl.trainer.packing import pack
+from slime_rl.trainer.report import Totals
+from slime_rl.trainer.samples import group_totals, trained_samples
+from slime_rl.types import Group, StepReport, Version
+
+log = logging.getLogger(__name__)
+
+ReadGroups = Callable[[Sequence[int]], list[Group]]
+
+
+class MegatronRank:
+    """A data-parallel rank. All ranks make the same calls in the same order: each one waits for the others.
+
+    `read_groups` fetches groups by id; it is called once a step, with this rank's own share.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        rank: int,
+        world_size: int,
+        master_addr: str,
+        master_port: int,
+        read_groups: ReadGroups,
+    ) -> None:
+        self._config = config
+        self._read_groups = read_groups
+        self._rank = rank
+        distributed.join(
+            config.trainer, rank=rank, world_size=world_size, master_addr=master_addr, master_port=master_port
+        )
+        distributed.seed(config.run.seed)
+
+    def load(self) -> Version:
+        """Build the model, the optimiser and the schedule, and load the weights; they are version 0.
+
+        Raises ModelError for a folder that cannot be built or lacks a weight.
+        """
+        trainer = self._config.trainer
+        self._hub = HubModel(self._config.model, trainer.megatron)
+        self._policy: PolicyModel = self._hub.build()
+        if torch.cuda.is_available():
+            self._policy.cuda()
+        self._hub.load(self._policy)
+        model = data_parallel(self._policy, trainer.megatron)
+        self._optimizer = Optimizer(model, trainer, num_steps=self._config.loop.steps)
+        self._gradient = GradientPass(model, self._policy, self._config.objective)
+        self._version = Version(0)
+        log.info("model in %s, gradients and master weights in float32", self._hub.dtype)
+        return self._version
+
+    def step(self, group_ids: Sequence[int], step: int) -> StepReport:
+        """Train the step that starts from version `step`, of which this rank reads `group_ids`, maybe none.
+
+        The report is the same on all ranks, but for the seconds, which are this rank's own. A step without a trained
+        token anywhere leaves the weights alone, is counted as skipped, and is a version all the same.
+
+        Raises TrainerError, before the optimiser has seen anything, for a sample that cannot be trained and for a loss
+        or gradient that is not finite.
+        """
+        if step != self._version:
+            raise TrainerError(f"step {step} starts from version {step}, but the trainer is at {self._version}")
+        clock = _Clock()
+        with clock.phase("read"):
+            groups = self._read_groups(group_ids)
+        with _named(f"step {step}, groups {', '.join(map(str, group_ids)) or 'of other ranks'}"):
+            totals = self._accumulate(groups, clock)
+            with clock.phase("optimiser"):
+                self._update(totals)
+        self._version = Version(step + 1)
+        return StepReport(
+            version=self._version,
+            sums=totals.sums,
+            counts=totals.counts,
+            maxima=totals.maxima,
+            seconds=clock.seconds,
+        )
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights in the model's type under their Hugging Face checkpoint names, in one order on every rank.
+
+        They share memory with the model: copy what has to outlive the next step.
+        """
+        return self._hub.export(self._policy)
+
+    def save_hf(self, folder: str | Path) -> None:
+        """Write the weights as a Hugging Face folder, whole or not at all; returns on every rank once it is there."""
+        weights = self.export()
+        if self._rank == 0:
+            write_hub_folder(folder, weights, like=self._config.model.path, dtype=self._hub.dtype)
+        else:
+            for _ in weights:
+                pass
+        dist.barrier()
+
+    def close(self) -> None:
+        """Leave the process group."""
+        distributed.leave()
+
+    def _accumulate(self, groups: Sequence[Group], clock: _Clock) -> Totals:
+        """Gradient of the step, and its totals over all ranks."""
+        with clock.phase("pack"):
+            batches = pack(
+                trained_samples(groups, self._config.objective),
+                max_tokens=self._config.trainer.max_tokens_per_microbatch,
+                version=self._version,
+            )
+            totals = group_totals(groups)
+        with clock.phase("forward_backward"):
+            self._optimizer.zero_grad()
+            totals.merge(self._gradient.run(batches))
+            group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+            return totals.over_ranks(group, self._policy.head.device)
+
+    def _update(self, totals: Totals) -> None:
+        trained = totals.counts["loss"] > 0
+        learning_rate = self._optimizer.learning_rate(self._version)
+        totals.add("lr", learning_rate, 1)
+        totals.add("skipped", 0.0 if trained else 1.0, 1)
+        if trained:
+            grad_norm = self._optimizer.grad_norm()
+            totals.add("grad_norm", grad_norm, 1)
+            self._optimizer.update(grad_norm)
+        else:
+            totals.add("grad_norm", 0.0, 0)
+
+
+class _Clock:
+    """Seconds spent in each phase of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except TrainerError as error:
+        raise TrainerError(f"{what}: {error}") from error

@@ -1,0 +1,60 @@
+"""From the groups a rank has read to samples with an advantage each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from slime_rl.config import ObjectiveConfig
+from slime_rl.errors import TrainerError
+from slime_rl.trainer.objective import group_advantages
+from slime_rl.trainer.packing import TrainedSample
+from slime_rl.trainer.report import Totals
+from slime_rl.types import Group
+
+
+def trained_samples(groups: Sequence[Group], objective: ObjectiveConfig) -> list[TrainedSample]:
+    """Every sample of the groups with its advantage, which is 1 where the loss is supervised.
+
+    Raises TrainerError for a group that has nothing to compare, or a reward that is no finite number.
+    """
+    samples = [(group.id, sample) for group in groups for sample in group.samples]
+    if objective.loss == "sft" or not samples:
+        advantages = [1.0] * len(samples)
+    else:
+        _check_rewards(groups)
+        advantages = group_advantages(
+            torch.tensor([sample.reward for _, sample in samples], dtype=torch.float64),
+            torch.tensor([group for group, _ in samples]),
+            torch.tensor([sample.trajectory for _, sample in samples]),
+            normalize_by_std=objective.normalize_by_std,
+        ).tolist()
+    return [
+        TrainedSample(sample=sample, group=group, advantage=advantage)
+        for (group, sample), advantage in zip(samples, advantages, strict=True)
+    ]
+
+
+def group_totals(groups: Sequence[Group]) -> Totals:
+    """Reward and response length, counted by trajectory, and the tokens read."""
+    totals = Totals()
+    rewards: dict[tuple[int, int], float | None] = {}
+    for group in groups:
+        for sample in group.samples:
+            rewards[group.id, sample.trajectory] = sample.reward
+    scored = [reward for reward in rewards.values() if reward is not None]
+    samples = [sample for group in groups for sample in group.samples]
+    totals.add("reward", sum(scored), len(scored))
+    totals.add("response_length", sum(sample.num_trained for sample in samples), len(rewards))
+    return totals
+
+
+def _check_rewards(groups: Sequence[Group]) -> None:
+    for group in groups:
+        if len({sample.trajectory for sample in group.samples}) < 2:
+            raise TrainerError(f"group {group.id} has a single trajectory, and nothing to compare it with")
+        for sample in group.samples:
+            if sample.reward is None or not math.isfinite(sample.reward):
+                raise TrainerError(f"group {group.id}, sample {sample.index}: reward is {sample.reward}")
