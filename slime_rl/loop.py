@@ -40,7 +40,7 @@ class Driver:
     config: LoopConfig
     steps: Steps
     trainer: Trainer
-    observe: Callable[[Assignment | None, StepReport | None], Awaitable[bool]]
+    observe: Callable[[Assignment, StepReport], Awaitable[bool]]
     save_every: int
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -87,11 +87,16 @@ async def keep_leases(worker: Worker) -> None:
         await worker.slots.heartbeat(worker.name)
 
 
-async def consume(driver: Driver) -> Version:
-    """Take one training step after another and hand each new version to the engines; return the last."""
+async def begin(driver: Driver) -> Version:
+    """Load the weights and bring them to the engines: before that, no worker may sample."""
     version = await driver.trainer.load()
     await publish(driver, version)
-    done = await driver.observe(None, None)
+    return version
+
+
+async def consume(driver: Driver, version: Version) -> Version:
+    """Take one training step after another and hand each new version to the engines; return the last."""
+    done = False
     while version < driver.config.steps and not done and not driver.stop.is_set():
         assignment = await driver.steps.assign(version)
         if not assignment.groups:

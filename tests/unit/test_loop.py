@@ -1,0 +1,211 @@
+"""The loop with the in-memory buffer and fakes that yield to the event loop and fail as engines and trainers do."""
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slime_rl.buffer.memory import MemoryBuffer
+from slime_rl.buffer.pacing import Pacing
+from slime_rl.config import LoopConfig
+from slime_rl.errors import EngineError, RewardError, TrainerError
+from slime_rl.loop import Driver, Worker, begin, consume, produce
+from slime_rl.types import Finish, Prompt, Sample, Span, StepReport, Version
+
+NUM_PROMPTS = 7
+
+
+class Engines:
+    """Answers after a random number of turns of the event loop; each token carries the version that was served then."""
+
+    def __init__(self, seed: int, *, faults: int = 0) -> None:
+        self.version = Version(-1)
+        self.served: list[Version] = []
+        self.faults = faults
+        self.random = random.Random(seed)
+
+    async def pass_time(self) -> None:
+        for _ in range(self.random.randrange(20)):
+            await asyncio.sleep(0)
+
+    async def __call__(self, prompt: Prompt, *, num_samples: int, temperature: float) -> list[Sample]:
+        before = self.version
+        await self.pass_time()
+        if self.faults and self.random.random() < 0.2:
+            self.faults -= 1
+            raise EngineError("the engine aborted")
+        return [
+            Sample(
+                index=i,
+                trajectory=i,
+                tokens=np.array([prompt.index, i, i], np.int32),
+                loss_mask=np.array([False, True, True]),
+                logprobs=np.zeros(3, np.float32),
+                versions=(Span(before, 1, 2), Span(self.version, 2, 3)),
+                temperature=temperature,
+                finish=Finish.STOP,
+                text=str(i % 2),
+            )
+            for i in range(num_samples)
+        ]
+
+
+class Ranks:
+    """A trainer that checks the bound itself, from the versions of the tokens it reads."""
+
+    def __init__(self, buffer: MemoryBuffer, engines: Engines, *, fail_at: int | None = None) -> None:
+        self.buffer, self.engines, self.fail_at = buffer, engines, fail_at
+        self.version = Version(0)
+        self.lags: list[int] = []
+        self.trained: list[tuple[int, ...]] = []
+        self.saved: list[Version] = []
+
+    async def load(self) -> Version:
+        return self.version
+
+    async def step(self, assignment):
+        await self.engines.pass_time()
+        if self.version == self.fail_at:
+            raise TrainerError("the loss is not finite")
+        groups = self.buffer.read(g.id for g in assignment.groups)
+        self.lags += [self.version - s.oldest for g in groups for s in g.samples]
+        self.trained.append(tuple(g.id for g in groups))
+        self.version = Version(self.version + 1)
+        return StepReport(version=self.version, sums={}, counts={})
+
+    async def publish(self, version: Version) -> None:
+        await self.engines.pass_time()
+        self.engines.version = version
+        self.engines.served.append(version)
+
+    async def save(self, version: Version) -> None:
+        self.saved.append(version)
+
+
+async def by_parity(prompt, samples):
+    await asyncio.sleep(0)
+    return [replace(s, reward=float(s.text)) for s in samples]
+
+
+async def keep_going(assignment, report) -> bool:
+    return False
+
+
+def make_run(
+    *, steps=6, max_lag=1, seed=0, faults=0, fail_at=None, reward=by_parity, observe=keep_going, max_epochs=None, **loop
+):
+    config = LoopConfig(steps=steps, groups_per_step=2, samples_per_prompt=4, max_lag=max_lag, **loop)
+    pacing = Pacing(
+        run_id="test",
+        groups_per_step=config.groups_per_step,
+        max_lag=max_lag,
+        num_steps=steps,
+        num_prompts=NUM_PROMPTS,
+        max_epochs=max_epochs,
+        seed=seed,
+        shuffle=True,
+        temperature=1.0,
+        max_attempts=config.max_attempts,
+        lease_s=config.lease_s,
+        wait_timeout_s=5.0,
+        slot_timeout_s=5.0,
+    )
+    buffer, engines = MemoryBuffer(pacing), Engines(seed, faults=faults)
+    trainer = Ranks(buffer, engines, fail_at=fail_at)
+    worker = Worker(
+        name="worker 0",
+        config=config,
+        prompts=[Prompt(index=i, text=str(i)) for i in range(NUM_PROMPTS)],
+        slots=buffer,
+        program=engines,
+        reward=reward,
+        episodes=asyncio.Semaphore(8),
+    )
+    driver = Driver(config=config, steps=buffer, trainer=trainer, observe=observe, save_every=2)
+    return worker, driver, buffer, engines, trainer
+
+
+async def run_to_the_end(worker: Worker, driver: Driver, buffer: MemoryBuffer) -> Version:
+    version = await begin(driver)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(produce(worker))
+        version = await consume(driver, version)
+        await buffer.close_admission()
+    return version
+
+
+async def test_every_step_is_trained_published_in_order_and_saved():
+    worker, driver, buffer, engines, trainer = make_run()
+    assert await run_to_the_end(worker, driver, buffer) == 6
+    assert engines.served == [0, 1, 2, 3, 4, 5, 6]
+    assert trainer.saved == [2, 4, 6, 6]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+async def test_no_trained_token_is_older_than_the_bound(max_lag, seed):
+    worker, driver, buffer, _, trainer = make_run(max_lag=max_lag, seed=seed, steps=8, faults=5)
+    await run_to_the_end(worker, driver, buffer)
+    assert len(trainer.lags) == 8 * 2 * 4
+    assert max(trainer.lags) <= max_lag
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_no_group_is_trained_twice_and_every_prompt_once_an_epoch(seed):
+    worker, driver, buffer, _, trainer = make_run(max_lag=2, seed=seed, steps=7, faults=5, max_attempts=50)
+    await run_to_the_end(worker, driver, buffer)
+    trained = [id for step in trainer.trained for id in step]
+    assert sorted(trained) == list(range(14))
+    prompts = Counter(buffer.pacing.prompt_index(id) for id in trained)
+    assert prompts == {index: 2 for index in range(NUM_PROMPTS)}
+
+
+async def test_the_last_step_takes_what_is_left_of_the_data():
+    worker, driver, buffer, _, trainer = make_run(steps=100, max_epochs=1)
+    assert await run_to_the_end(worker, driver, buffer) == 4
+    assert [len(step) for step in trainer.trained] == [2, 2, 2, 1]
+
+
+async def test_groups_whose_rewards_are_equal_are_dropped_counted_and_replaced():
+    async def all_right(prompt, samples):
+        scored = await by_parity(prompt, samples)
+        return [replace(s, reward=1.0) for s in scored] if prompt.index == 3 else scored
+
+    worker, driver, buffer, _, trainer = make_run(reward=all_right, drop_equal_rewards=True, steps=7)
+    await run_to_the_end(worker, driver, buffer)
+    prompts = {buffer.pacing.prompt_index(id) for step in trainer.trained for id in step}
+    assert 3 not in prompts
+    assert (await buffer.status()).dropped["equal rewards"] >= 2
+
+
+async def test_a_reward_that_always_fails_costs_its_prompt_after_bounded_attempts():
+    async def broken(prompt, samples):
+        if prompt.index == 3:
+            raise RewardError("no answer")
+        return await by_parity(prompt, samples)
+
+    worker, driver, buffer, _, _ = make_run(reward=broken, steps=3)
+    await run_to_the_end(worker, driver, buffer)
+    status = await buffer.status()
+    assert status.dropped == {"RewardError": 1}
+    assert status.requeued == {"RewardError": 2}
+
+
+async def test_a_failed_step_ends_both_sides_with_its_cause():
+    worker, driver, buffer, _, trainer = make_run(fail_at=2)
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_to_the_end(worker, driver, buffer)
+    assert caught.group_contains(TrainerError, match="not finite")
+    assert len(trainer.trained) == 2
+
+
+async def test_the_observer_ends_a_run_early():
+    async def reached(assignment, report) -> bool:
+        return report.version == 3
+
+    worker, driver, buffer, _, trainer = make_run(observe=reached, steps=50)
+    assert await run_to_the_end(worker, driver, buffer) == 3
+    assert trainer.saved == [2, 3]
