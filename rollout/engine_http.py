@@ -148,6 +148,11 @@ class EngineHttp:
         reply = await self._get("/model_info")
         return self._version("/model_info", self._field("/model_info", reply, "weight_version"))
 
+    async def num_healthy_workers(self) -> int:
+        """How many engines a router sends requests to; asked of the router."""
+        workers = self._field("/workers", await self._get("/workers"), "workers")
+        return sum(worker["is_healthy"] for worker in workers)
+
     async def check_generating(self) -> None:
         """Raise EngineError unless the engine generates a token; never while it is paused."""
         await self._get("/health_generate")

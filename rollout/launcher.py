@@ -77,6 +77,7 @@ def start(command: list[str], arguments: bytes) -> "subprocess.Popen[bytes]":
             os._exit(1)
 
     server = subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=die_with_launcher)
+    assert server.stdin is not None
     with contextlib.suppress(BrokenPipeError), server.stdin as pipe:
         pipe.write(arguments)
     return server

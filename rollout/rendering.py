@@ -33,8 +33,9 @@ class Renderer:
         special = [t.content for t in self._tokenizer.added_tokens_decoder.values() if t.special]
         special = sorted({*special, *self._tokenizer.all_special_tokens}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
-        own = () if self._tokenizer.eos_token_id is None else (self._tokenizer.eos_token_id,)
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((*eos_token_ids(model.path), *own)))
+        own = self._tokenizer.eos_token_id
+        ids = (*eos_token_ids(model.path), *((own,) if isinstance(own, int) else ()))
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ids))
         if not self.stop_token_ids:
             raise ModelError(f"{model.path!r} names no end-of-text token in its generation config or tokenizer")
 
@@ -59,7 +60,9 @@ class Renderer:
 
     def decode(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
         """The text of what a model wrote, control tokens left out."""
-        return self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=True)
+        text = self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
 
     def _encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, split_special_tokens=True)
