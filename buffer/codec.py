@@ -14,7 +14,7 @@ import itertools
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -33,7 +33,7 @@ _BYTES_PER_TOKEN = sum(dtype.itemsize for dtype in _ARRAYS.values())
 
 def encode(group: Group) -> bytes:
     """The payload of a group."""
-    header = msgpack.packb(_header(group), unicode_errors="surrogatepass")
+    header = cast(bytes, msgpack.packb(_header(group), unicode_errors="surrogatepass"))
     parts = [header, bytes(_padding(len(header)))]
     parts += [_column(group.samples, name, dtype) for name, dtype in _ARRAYS.items()]
     crc = functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slime_rl.errors import FencedError, StoreError
+from slime_rl.errors import StoreError
 from slime_rl.types import AssignedGroup, Finish, Group, Reservation, Sample
 
 
@@ -30,15 +30,3 @@ def measure(group: Group, reservation: Reservation) -> AssignedGroup:
         num_tokens=sum(sample.num_tokens for sample in group.samples),
         oldest=min((s.oldest for s in group.samples if s.num_trained), default=reservation.version),
     )
-
-
-def fenced(reservation: Reservation, *, now: str) -> FencedError:
-    """The error for a holder whose group went on without it; `now` says what became of the group."""
-    return FencedError(
-        f"{reservation.holder} cannot fill group {reservation.id}: its attempt {reservation.attempt} ended, {now}"
-    )
-
-
-def never_assigned(what: str, step: int) -> StoreError:
-    """The error for a call that comes before its step."""
-    return StoreError(f"{what}: step {step} has not been assigned")

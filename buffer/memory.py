@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slime_rl.buffer.codec import decode, encode
-from slime_rl.buffer.intake import fenced, group_of, measure, never_assigned
+from slime_rl.buffer.intake import group_of, measure
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.patience import Waiting, until_answered
+from slime_rl.buffer.refusals import already_committed, fenced, never_assigned
 from slime_rl.buffer.table import LEASE_EXPIRED, Row, State, Table, slot_reason
-from slime_rl.errors import StoreError
 from slime_rl.types import AssignedGroup, Assignment, BufferStatus, Group, Reservation, Sample, Version
 
 
@@ -33,7 +33,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Counts:
-    version: Version = Version(0)
+    version: int = 0
     issued: int = 0
     finished: int = 0
     taken: int = 0
@@ -155,7 +155,7 @@ class MemoryBuffer:
     def _reserve(self, holder: str) -> Reservation:
         """Start the first requeued group again, or issue the next prompt."""
         again = min(self._in(State.REQUEUED), key=lambda entry: entry.reservation.id, default=None)
-        version = self._counts.version
+        version = Version(self._counts.version)
         reservation = Reservation(
             id=again.reservation.id if again else self._counts.issued,
             attempt=again.reservation.attempt + 1 if again else 1,
@@ -172,7 +172,7 @@ class MemoryBuffer:
 
     def _try_assign(self, step: int) -> Assignment | Waiting:
         if step < self._num_committed_steps:
-            raise StoreError(f"step {step} cannot be assigned: it is committed and its groups are deleted")
+            raise already_committed(step)
         if step > len(self._steps):
             raise never_assigned(f"step {step} cannot be assigned", step - 1)
         if step == len(self._steps):
@@ -228,7 +228,7 @@ class MemoryBuffer:
         reserved = self._in(State.RESERVED)
         return Table(
             change=counts.change,
-            version=counts.version,
+            version=Version(counts.version),
             next_step=len(self._steps),
             issued=counts.issued,
             taken=counts.taken,

@@ -51,5 +51,5 @@ async def until_answered(
             _log.info(line)
             log_at = now + LOG_EVERY_S
         pause_s = min(log_at, changed_at + timeout_s) - now
-        await changed(seen, pause_s if answer.lease_ends_s is None else min(pause_s, answer.lease_ends_s))
+        await changed(answer.change, pause_s if answer.lease_ends_s is None else min(pause_s, answer.lease_ends_s))
     return answer

