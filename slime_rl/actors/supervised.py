@@ -1,0 +1,50 @@
+"""Worked examples as groups: what the trainer reads in a supervised run, in place of the buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slime_rl.buffer.dataset import load_prompts
+from slime_rl.buffer.order import prompt_index
+from slime_rl.config import Config
+from slime_rl.rollout.rendering import Renderer
+from slime_rl.types import Finish, Group, Sample, Span, Version
+
+
+class WorkedExamples:
+    """Each row is a group of one sample: the rendered prompt, masked out, and the reference answer, masked in."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._prompts = load_prompts(config.data.path, config.data.columns, field="data.path")
+        self._renderer = Renderer(config.model, config.data)
+        self._samples: dict[int, Sample] = {}
+
+    def __call__(self, ids: Sequence[int]) -> list[Group]:
+        """The groups of `ids`, which count rows over all epochs in their seeded order."""
+        return [self._group(id) for id in ids]
+
+    def _group(self, id: int) -> Group:
+        data, seed = self._config.data, self._config.run.seed
+        index = prompt_index(id, num_prompts=len(self._prompts), seed=seed, shuffle=data.shuffle)
+        if index not in self._samples:
+            self._samples[index] = self._sample(index)
+        return Group(id=id, prompt_index=index, attempt=1, samples=(self._samples[index],))
+
+    def _sample(self, index: int) -> Sample:
+        prompt = self._prompts[index]
+        question = self._renderer.encode_prompt(prompt)
+        tokens = np.array([*question, *self._renderer.encode_answer(prompt.answer)], np.int32)
+        return Sample(
+            index=0,
+            trajectory=0,
+            tokens=tokens,
+            loss_mask=np.arange(len(tokens)) >= len(question),
+            logprobs=np.zeros(len(tokens), np.float32),
+            versions=(Span(Version(0), len(question), len(tokens)),),
+            temperature=1.0,
+            finish=Finish.STOP,
+            text=prompt.answer,
+        )

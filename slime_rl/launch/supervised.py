@@ -1,0 +1,68 @@
+"""Supervised learning: the trainer alone, on worked examples."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+from slime_rl.actors.supervised import WorkedExamples
+from slime_rl.actors.trainer import TrainerGroup
+from slime_rl.config import Config
+from slime_rl.errors import ConfigError
+from slime_rl.guard import Guard
+from slime_rl.journal import folder as run_folder
+from slime_rl.journal.folder import RunFolder
+from slime_rl.journal.metrics import MetricsLog
+from slime_rl.launch import preflight
+from slime_rl.launch.cluster import ray_cluster
+from slime_rl.launch.failures import cause_first
+from slime_rl.launch.progress import console, step_bar
+from slime_rl.types import AssignedGroup, Assignment, Version
+
+
+def run(config: Config) -> Path:
+    """Train and return the Hugging Face folder of the last weights."""
+    preflight.require(config, loss="sft", command="sft")
+    inputs = preflight.check(config)
+    epochs = config.data.max_epochs
+    wanted = config.loop.steps * config.loop.groups_per_step
+    if epochs is not None and wanted > epochs * len(inputs.prompts):
+        expected = f"must ask for at most {epochs * len(inputs.prompts)} rows (data.max_epochs is {epochs})"
+        raise ConfigError("loop.steps", f"{expected} at {config.loop.groups_per_step} a step", config.loop.steps)
+    folder = run_folder.create(config)
+    with Guard(), ray_cluster(), cause_first():
+        asyncio.run(_train(config, folder))
+    console.print(f"weights: {folder.export}")
+    return folder.export
+
+
+async def _train(config: Config, folder: RunFolder) -> None:
+    trainer = TrainerGroup(
+        config,
+        logs=folder.logs,
+        open_reader=partial(WorkedExamples, config),
+        engines=(),
+        checkpoint=lambda _: folder.export,
+        published=folder.path,
+    )
+    metrics = MetricsLog(folder.path)
+    try:
+        with step_bar("supervised", config.loop.steps) as bar:
+            version = await trainer.load()
+            while version < config.loop.steps:
+                report = await trainer.step(_rows(version, config.loop.groups_per_step))
+                version = report.version
+                metrics.step(version, {"loss": report.mean("loss"), "lr": report.mean("lr")})
+                bar.advance(version, f"loss {report.mean('loss'):.3f}")
+        await trainer.save(version)
+    finally:
+        trainer.close()
+        metrics.close()
+
+
+def _rows(step: Version, rows_per_step: int) -> Assignment:
+    """The next rows, as groups of one sample."""
+    ids = range(step * rows_per_step, (step + 1) * rows_per_step)
+    groups = tuple(AssignedGroup(id=id, num_samples=1, num_tokens=1, oldest=step) for id in ids)
+    return Assignment(step=step, groups=groups)
