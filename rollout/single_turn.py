@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
+from numpy.typing import NDArray
 
 from slime_rl.config import SamplingConfig
 from slime_rl.errors import EngineError
 from slime_rl.rollout.engine_http import Completion, EngineHttp
-from slime_rl.rollout.rendering import Renderer
 from slime_rl.types import Finish, Prompt, Sample
+
+
+class Rendering(Protocol):
+    """What a program asks of `rendering.Renderer`, which needs a tokenizer and seconds to import."""
+
+    @property
+    def stop_token_ids(self) -> Sequence[int]: ...
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]: ...
+
+    def decode(self, tokens: NDArray[np.int32]) -> str: ...
 
 
 class SingleTurn:
     """Samples a whole group with one request, so that the engine reads the prompt once."""
 
-    def __init__(self, *, http: EngineHttp, renderer: Renderer, sampling: SamplingConfig) -> None:
+    def __init__(self, *, http: EngineHttp, renderer: Rendering, sampling: SamplingConfig) -> None:
         self._http = http
         self._renderer = renderer
         self._max_new_tokens = sampling.max_new_tokens
