@@ -10,7 +10,7 @@ import asyncio
 import logging
 from asyncio import TaskGroup
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slime_rl.config import LoopConfig
 from slime_rl.errors import EngineError, FencedError, RewardError
@@ -42,7 +42,6 @@ class Driver:
     trainer: Trainer
     observe: Callable[[Assignment, StepReport], Awaitable[bool]]
     save_every: int
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 async def produce(worker: Worker) -> None:
@@ -97,16 +96,16 @@ async def begin(driver: Driver) -> Version:
 async def consume(driver: Driver, version: Version) -> Version:
     """Take one training step after another and hand each new version to the engines; return the last."""
     done = False
-    while version < driver.config.steps and not done and not driver.stop.is_set():
+    while version < driver.config.steps and not done:
         assignment = await driver.steps.assign(version)
         if not assignment.groups:
             break
         report = await driver.trainer.step(assignment)
         version = report.version
         await publish(driver, version)
+        done = await driver.observe(assignment, report)  # before the commit, which deletes the payloads
         if version % driver.save_every == 0:
             await save(driver, version)
-        done = await driver.observe(assignment, report)
     await save(driver, version)
     return version
 

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from slime_rl.actors.calls import Callee, end, result, write_output_to
+from slime_rl.buffer.reader import GroupReader
 from slime_rl.config import Config
 from slime_rl.errors import TrainerError
 from slime_rl.rollout.address import Address
@@ -21,6 +22,11 @@ from slime_rl.types import Assignment, Group, StepReport, Version
 
 OpenReader = Callable[[], Callable[[Sequence[int]], list[Group]]]
 """Makes, inside the rank's process, what reads groups by id."""
+
+
+def read_from_buffer(url: str, run_id: str) -> Callable[[Sequence[int]], list[Group]]:
+    """A reader of a run's groups, connected from the process that calls this."""
+    return GroupReader(url, run_id).read
 
 
 @ray.remote(num_cpus=0, max_restarts=0)

@@ -1,18 +1,88 @@
-"""A Ray actor that generates and scores groups."""
+"""A Ray actor that generates and scores groups, and evaluates."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import ray
+
+from slime_rl import loop
+from slime_rl.actors.calls import write_output_to
+from slime_rl.buffer.dataset import load_prompts
+from slime_rl.buffer.pacing import Pacing
+from slime_rl.buffer.redis_buffer import RedisBuffer
+from slime_rl.config import Config
+from slime_rl.rewards.pool import GraderPool
 from slime_rl.rollout.address import Address
+from slime_rl.rollout.engine_http import EngineHttp
+from slime_rl.rollout.evaluation import Evaluation, evaluate
+from slime_rl.rollout.rendering import Renderer
+from slime_rl.rollout.single_turn import SingleTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Where a worker finds the rest of the run."""
+    """Where a worker finds the rest of the run; `buffer` is None for one that only evaluates."""
 
     router: Address
-    buffer_url: str
-    run_id: str
     logs: Path
+    buffer: tuple[str, Pacing] | None
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class WorkerActor:
+    """One rollout worker: its own connection to the buffer and to the router, and its own graders."""
+
+    def __init__(self, index: int, config: Config, around: Surroundings) -> None:
+        write_output_to(around.logs / f"worker-{index}.log")
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+        self._name = f"worker {index}"
+        self._grader_log = around.logs / f"grader-{index}.log"
+        self._config, self._around = config, around
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Load the tokenizer, start the graders and open the connections."""
+        config = self._config
+        http = EngineHttp(self._around.router, timeout_s=config.rollout.request_timeout_s)
+        self._http = await self._stack.enter_async_context(http)
+        self._renderer = Renderer(config.model, config.data)
+        self._reward = await self._stack.enter_async_context(GraderPool(config.reward, log=self._grader_log))
+
+    async def produce(self) -> None:
+        """Fill slots until no prompt remains."""
+        config = self._config
+        assert self._around.buffer is not None, "a worker without a buffer only evaluates"
+        url, pacing = self._around.buffer
+        buffer = await RedisBuffer.open(url, pacing, create=False)
+        self._stack.push_async_callback(buffer.close)
+        await loop.produce(
+            loop.Worker(
+                name=self._name,
+                config=config.loop,
+                prompts=load_prompts(config.data.path, config.data.columns, field="data.path"),
+                slots=buffer,
+                program=SingleTurn(http=self._http, renderer=self._renderer, sampling=config.sampling),
+                reward=self._reward,
+                episodes=asyncio.Semaphore(config.rollout.max_concurrent_episodes or config.loop.slots),
+            )
+        )
+
+    async def evaluate(self) -> Evaluation:
+        """Score the held-out set on the weights that the engines serve now."""
+        config = self._config
+        evaluation = config.evaluation
+        assert evaluation is not None, "the configuration has no evaluation section"
+        limit = evaluation.max_new_tokens or config.sampling.max_new_tokens
+        sampling = config.sampling.model_copy(update={"max_new_tokens": limit})
+        program = SingleTurn(http=self._http, renderer=self._renderer, sampling=sampling)
+        prompts = load_prompts(evaluation.path, config.data.columns, field="evaluation.path")
+        return await evaluate(prompts, program, self._reward, evaluation=evaluation)
+
+    async def stop(self) -> None:
+        """End the graders and close the connections."""
+        await self._stack.aclose()

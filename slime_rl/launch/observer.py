@@ -1,0 +1,160 @@
+"""Watches a run step by step: evaluates, records, shows, and says when the goal is reached."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_rl.config import Config
+from slime_rl.journal.curve import draw_curve
+from slime_rl.journal.folder import RunFolder, write_json
+from slime_rl.journal.metrics import MetricsLog
+from slime_rl.journal.phases import Phases
+from slime_rl.launch.progress import StepBar
+from slime_rl.rollout.evaluation import Evaluation
+from slime_rl.types import Assignment, Group, StepReport
+
+NUM_SAMPLE_GROUPS = 2
+
+
+class Observer:
+    """Keeps the figures of a run. `evaluate` scores the held-out set, `read` fetches groups whose samples are kept."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        folder: RunFolder,
+        phases: Phases,
+        bar: StepBar,
+        evaluate: Callable[[], Awaitable[Evaluation]],
+        read: Callable[[Sequence[int]], list[Group]],
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._phases = phases
+        self._bar = bar
+        self._evaluate = evaluate
+        self._read = read
+        self._metrics = MetricsLog(folder.path)
+        self._started = self._step_started = time.monotonic()
+        self.rows: list[dict[str, float]] = []
+        self.scores: list[tuple[int, float]] = []
+
+    async def before(self) -> bool:
+        """Score the weights that the run starts from; True if they reach the goal already."""
+        reached = await self._score(0)
+        self._phases.take_step()
+        self._step_started = time.monotonic()
+        return reached
+
+    async def after_step(self, assignment: Assignment, report: StepReport) -> bool:
+        """Record a step, and score its version where it is due; True once the goal is reached."""
+        self._keep_samples(assignment)
+        evaluation = self._config.evaluation
+        last = report.version >= self._config.loop.steps
+        due = evaluation is not None and (last or report.version % evaluation.every == 0)
+        reached = await self._score(report.version) if due else False
+        self._record(assignment, report)
+        return reached
+
+    def summarise(self) -> dict[str, Any]:
+        """Write `summary.json` and the learning curve, and return the summary."""
+        compared = [(row["logprob_abs_diff_mean"], row["logprob_abs_diff_max"]) for row in self.rows]
+        compared = [pair for pair in compared if not math.isnan(pair[0])]
+        summary = {
+            "steps": len(self.rows),
+            "heldout_before": self.scores[0][1] if self.scores else None,
+            "heldout_after": self.scores[-1][1] if self.scores else None,
+            "max_lag_seen": int(max((row["lag_max"] for row in self.rows), default=0)),
+            "logprob_abs_diff_mean": sum(mean for mean, _ in compared) / len(compared) if compared else None,
+            "logprob_abs_diff_max": max((top for _, top in compared), default=None),
+            "seconds_total": time.monotonic() - self._started,
+            "seconds_by_phase": dict(self._phases.total),
+        }
+        write_json(self._folder.path / "summary.json", summary)
+        rewards = [(int(row["step"]), row["reward"]) for row in self.rows]
+        title = f"{Path(self._config.model.path).name}: {Path(self._config.data.path).stem}"
+        draw_curve(self._folder.path / "learning_curve.png", title=title, rewards=rewards, scores=self.scores)
+        return summary
+
+    def close(self) -> None:
+        """Close the files."""
+        self._metrics.close()
+
+    async def _score(self, version: int) -> bool:
+        if self._config.evaluation is None:
+            return False
+        with self._phases.measure("evaluate"):
+            result = await self._evaluate()
+        self.scores.append((version, result.score))
+        self._metrics.event(
+            "evaluation",
+            version=version,
+            score=result.score,
+            prompts=len(result.scores),
+            truncated_share=result.truncated_share,
+        )
+        goal = self._config.loop.stop_at_score
+        return goal is not None and result.score >= goal
+
+    def _record(self, assignment: Assignment, report: StepReport) -> None:
+        now = time.monotonic()
+        spent, seconds = now - self._step_started, self._phases.take_step()
+        self._step_started = now
+        row = step_row(assignment, report, seconds=seconds, spent_s=spent, synchronous=self._config.loop.max_lag == 0)
+        if self.scores and self.scores[-1][0] == report.version:
+            row["heldout"] = self.scores[-1][1]
+        self.rows.append(row)
+        self._metrics.step(report.version, {name: value for name, value in row.items() if name != "step"})
+        score = f" held-out {self.scores[-1][1]:.3f}" if self.scores else ""
+        self._bar.advance(report.version, f"reward {row['reward']:.3f}{score} lag {row['lag_max']:.0f}")
+
+    def _keep_samples(self, assignment: Assignment) -> None:
+        """Write the samples of the step's first groups with their rewards, one line each."""
+        path = self._folder.samples / f"step-{assignment.step:06d}.jsonl"
+        groups = self._read([group.id for group in assignment.groups[:NUM_SAMPLE_GROUPS]])
+        lines = [
+            json.dumps(
+                {
+                    "group": group.id,
+                    "prompt": group.prompt_index,
+                    "text": sample.text,
+                    "reward": sample.reward,
+                    "finish": str(sample.finish),
+                    "oldest_version": sample.oldest,
+                    "temperature": sample.temperature,
+                }
+            )
+            for group in groups
+            for sample in group.samples
+        ]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def step_row(
+    assignment: Assignment, report: StepReport, *, seconds: dict[str, float], spent_s: float, synchronous: bool
+) -> dict[str, float]:
+    """The metrics of one step under flat names.
+
+    Rollout tokens per second are over the wait for groups in a synchronous run, where nothing else is generated in, and
+    over the whole step in an asynchronous one.
+    """
+    new_tokens = report.counts["loss"]
+    sampling_s = seconds.get("wait", 0.0) if synchronous else spent_s
+    return {
+        "step": report.version,
+        **{name: report.mean(name) for name in report.sums},
+        "logprob_abs_diff_mean": report.mean("logprob_abs_diff"),
+        "logprob_abs_diff_max": report.maxima.get("logprob_abs_diff", math.nan),
+        "lag_max": assignment.max_lag,
+        "rollout_tokens_per_s": new_tokens / sampling_s if sampling_s else math.nan,
+        "trainer_tokens_per_s": sum(g.num_tokens for g in assignment.groups) / seconds["train"],
+        "seconds": spent_s,
+        **{f"seconds_{name}": value for name, value in seconds.items()},
+        **{f"seconds_train_{name}": value for name, value in report.seconds.items()},
+    }

@@ -1,0 +1,105 @@
+"""Reinforcement learning: brings up buffer, engines, workers and trainer, drives the loop, and ends them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from slime_rl import loop
+from slime_rl.actors.trainer import TrainerGroup, read_from_buffer
+from slime_rl.actors.worker import Surroundings
+from slime_rl.buffer.pacing import pacing_of
+from slime_rl.buffer.reader import GroupReader
+from slime_rl.buffer.redis_buffer import RedisBuffer
+from slime_rl.buffer.server import EmbeddedServer
+from slime_rl.config import Config
+from slime_rl.guard import Guard
+from slime_rl.journal import folder as run_folder
+from slime_rl.journal.folder import RunFolder
+from slime_rl.journal.phases import Phases, TimedSteps, TimedTrainer
+from slime_rl.launch import preflight, report
+from slime_rl.launch.cluster import ray_cluster
+from slime_rl.launch.failures import cause_first
+from slime_rl.launch.fleet import Fleet
+from slime_rl.launch.observer import Observer
+from slime_rl.launch.progress import console, step_bar
+from slime_rl.launch.workers import Workers
+
+
+def run(config: Config) -> dict[str, Any]:
+    """Run the whole training and return its summary; what it leaves is in the run folder."""
+    preflight.require(config, loss="grpo", command="train")
+    inputs = preflight.check(config)
+    folder = run_folder.create(config)
+    with Guard(), ray_cluster(), cause_first():
+        return asyncio.run(_train(config, folder, num_prompts=len(inputs.prompts)))
+
+
+async def _train(config: Config, folder: RunFolder, *, num_prompts: int) -> dict[str, Any]:
+    phases = Phases()
+    pacing = pacing_of(config, run_id=folder.id, num_prompts=num_prompts)
+    async with contextlib.AsyncExitStack() as stack:
+        with phases.measure("start"), console.status("starting the buffer, the engines and the workers"):
+            url = stack.enter_context(_server(config, folder))
+            buffer = await RedisBuffer.open(url, pacing, create=True)
+            stack.push_async_callback(buffer.close)
+            fleet = await stack.enter_async_context(Fleet(config, logs=folder.logs))
+            around = Surroundings(router=fleet.router, logs=folder.logs, buffer=(url, pacing))
+            workers = Workers(config, around, num_workers=config.rollout.num_workers)
+            await stack.enter_async_context(workers)
+        trainer = TrainerGroup(
+            config,
+            logs=folder.logs,
+            open_reader=partial(read_from_buffer, url, folder.id),
+            engines=fleet.addresses,
+            checkpoint=folder.checkpoint,
+            published=folder.path,
+        )
+        stack.callback(trainer.close)
+        reader = GroupReader(url, folder.id)
+        stack.callback(reader.close)
+        bar = stack.enter_context(step_bar("training", config.loop.steps))
+        observer = Observer(config, folder=folder, phases=phases, bar=bar, evaluate=workers.evaluate, read=reader.read)
+        stack.callback(observer.close)
+        driver = loop.Driver(
+            config=config.loop,
+            steps=TimedSteps(buffer, phases),
+            trainer=TimedTrainer(trainer, phases),
+            observe=observer.after_step,
+            save_every=config.checkpoint.every,
+        )
+        await _drive(driver, observer, fleet=fleet, workers=workers, buffer=buffer)
+        summary = observer.summarise()
+    report.show(summary, observer.rows, folder)
+    return summary
+
+
+async def _drive(
+    driver: loop.Driver, observer: Observer, *, fleet: Fleet, workers: Workers, buffer: RedisBuffer
+) -> None:
+    """Run the loop while an engine or a worker that dies ends it with its cause."""
+    version = await loop.begin(driver)
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(fleet.watch())
+        if not await observer.before():
+            tasks.create_task(workers.produce())
+            await loop.consume(driver, version)
+            await buffer.close_admission()
+        watch.cancel()
+
+
+@contextlib.contextmanager
+def _server(config: Config, folder: RunFolder) -> Iterator[str]:
+    """The URL of the configured server, or of one that lives as long as the run."""
+    if config.buffer.url is not None:
+        yield config.buffer.url
+        return
+    server = EmbeddedServer(folder.path)
+    url = server.start()
+    try:
+        yield url
+    finally:
+        server.stop()
