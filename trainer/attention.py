@@ -11,9 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -37,15 +38,17 @@ class PackedAttention(MegatronModule):
         attn_mask_type: Any,
         attention_type: str,
         softmax_scale: float | None = None,
-        pg_collection: Any = None,
+        pg_collection: ProcessGroupCollection | None = None,
         **_: Any,
     ) -> None:
         super().__init__(config=config)
         if attention_type != "self" or config.window_size is not None or config.softmax_type != "vanilla":
             raise NotImplementedError("PackedAttention is plain causal self-attention")
+        assert config.kv_channels is not None  # set by the configuration itself
         self.scale = softmax_scale or config.kv_channels**-0.5
         self.dropout = config.attention_dropout
-        self.context_group = getattr(pg_collection, "cp", None) or parallel_state.get_context_parallel_group()
+        assert pg_collection is not None  # megatron's Attention always has one
+        self.context_group: dist.ProcessGroup = pg_collection.cp
 
     def forward(
         self,

@@ -32,7 +32,7 @@ def host_side_moe_splits(module: ModuleType) -> None:
         return tensor.numpy() if as_numpy and hasattr(tensor, "numpy") else tensor
 
     module.__dict__.setdefault("te_general_gemm", None)
-    module.maybe_move_tensor_to_cpu = maybe_move_tensor_to_cpu
+    module.__dict__["maybe_move_tensor_to_cpu"] = maybe_move_tensor_to_cpu
 
 
 def loadable_adamw_state(module: ModuleType) -> None:

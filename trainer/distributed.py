@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from slime_rl.config import TrainerConfig
 
@@ -27,7 +28,7 @@ def join(
         torch.cuda.set_device(local_rank)
     if ip_address(socket.gethostbyname(master_addr)).is_loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.TCPStore(
+    store = TCPStore(
         master_addr,
         master_port,
         world_size,
@@ -49,6 +50,13 @@ def _listen(address: str, port: int) -> int:
     """A listening socket of one address: left to itself, the store would listen on all of them."""
     listener = socket.create_server((address, port))
     return listener.detach()
+
+
+def data_parallel_group() -> dist.ProcessGroup:
+    """The ranks that share a step's samples out among them."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    assert isinstance(group, dist.ProcessGroup)  # this rank belongs to it
+    return group
 
 
 def seed(value: int) -> None:

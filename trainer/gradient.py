@@ -80,7 +80,7 @@ class GradientPass:
         return loss, torch.tensor(len(rows), dtype=torch.int), measured
 
     def _policy_loss(self, batch: MicroBatch, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """logprobs [M] -> weighted loss [M]; the proximal policy is the current one, as one step is taken on a batch."""
+        """logprobs [M] -> weighted loss [M]. One step is taken on a batch: the proximal policy is the current."""
         proximal, behaviour = logprobs.detach(), self._tensor(batch.behaviour)
         losses, clipped = clipped_ratio_loss(
             logprobs,
@@ -124,5 +124,4 @@ def _totals(batches: Sequence[MicroBatch], measured: Sequence[dict[str, Tensor]]
             totals.add(name, value, fresh if name == "logprob_abs_diff" else len(batch.rows))
         totals.add("lag", float(batch.lags.sum()), len(batch.rows))
         totals.raise_to("lag", float(batch.lags.max(initial=0)))
-        totals.add("num_tokens", float(len(batch.tokens)) if len(batch.rows) else 0.0, 1)
     return totals

@@ -1,12 +1,12 @@
 """Transformer layers without TransformerEngine, with its parameter names.
 
-The names (`linear_qkv.layer_norm_weight` and so on) are what converters and checkpoints go by, so both are the same with
-and without TransformerEngine.
+The names (`linear_qkv.layer_norm_weight` and so on) are what converters and checkpoints go by, so both are the same
+with and without TransformerEngine.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,7 @@ class NormedColumnParallelLinear(ColumnParallelLinear):
 
 def _norm_weight(config: TransformerConfig, size: int) -> nn.Parameter:
     weight = nn.Parameter(torch.ones(size, dtype=config.params_dtype))
-    weight.sequence_parallel = config.sequence_parallel
+    weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]: megatron's mark
     return weight
 
 
@@ -68,13 +68,13 @@ def dense_block(config: TransformerConfig, vp_stage: int | None = None) -> Trans
     )
     layer = TransformerLayerSubmodules(
         self_attention=ModuleSpec(SelfAttention, {"attn_mask_type": AttnMaskType.causal}, attention),
-        self_attn_bda=get_bias_dropout_add,
+        self_attn_bda=cast(Any, get_bias_dropout_add),
         mlp=ModuleSpec(
             MLP, submodules=MLPSubmodules(linear_fc1=NormedColumnParallelLinear, linear_fc2=RowParallelLinear)
         ),
-        mlp_bda=get_bias_dropout_add,
+        mlp_bda=cast(Any, get_bias_dropout_add),
     )
     return TransformerBlockSubmodules(
         layer_specs=[ModuleSpec(TransformerLayer, submodules=layer)] * get_num_layers_to_build(config, vp_stage),
-        layer_norm=RMSNorm,
+        layer_norm=cast(Any, RMSNorm),
     )

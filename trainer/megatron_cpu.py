@@ -11,8 +11,8 @@ megatron's and mbridge's modules as they are imported:
     pin_memory=True                 ->  pin_memory=False
     from torch.cuda import a        ->  a = stand-in.a
 
-torch itself and every other package stay untouched, and line numbers stay right. Where CUDA is available the modules are
-imported as they are. Importing this module loads no torch: the device is looked up when a megatron module runs.
+torch itself and every other package stay untouched, and line numbers stay right. Where CUDA is available the modules
+are imported as they are. Importing this module loads no torch: the device is looked up when a megatron module runs.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from mbridge.core import LLMBridge
@@ -16,6 +16,7 @@ from megatron.core import parallel_state
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -41,18 +42,16 @@ class PolicyModel(GPTModel):
     The logits [T, V] are made outside, only for trained tokens and a few at a time.
     """
 
-    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
+    def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden_states
 
     @property
     def head(self) -> Tensor:
         """The weight that turns hidden states into logits, [V, H]."""
-        return self.shared_embedding_or_output_weight() if self.shares_head else self.output_layer.weight
-
-    @property
-    def shares_head(self) -> bool:
-        """Whether the head is the embedding."""
-        return self.share_embeddings_and_output_weights
+        shared = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
+        assert weight is not None  # the last stage has one
+        return weight
 
 
 class HubModel:
@@ -65,7 +64,8 @@ class HubModel:
         self.folder = config.path
         self.architecture = read_architecture(config.path)
         self.dtype: torch.dtype = getattr(torch, config.dtype)
-        self._bridge = _BRIDGES[self.architecture.model_type](self.architecture, dtype=self.dtype)
+        bridge = _BRIDGES[self.architecture.model_type]
+        self._bridge = bridge(cast(Any, self.architecture), dtype=self.dtype)
         if not self._tied:  # mbridge keeps what it learnt of a tied model for all models of the class
             self._bridge._DIRECT_MAPPING = self._bridge._DIRECT_MAPPING | {"output_layer.weight": "lm_head.weight"}
         self._bridge.set_extra_args(**(_fixed_arguments() | fields_of(TransformerConfig, megatron)))
@@ -79,7 +79,7 @@ class HubModel:
         config = self._bridge.config
         return PolicyModel(
             config,
-            get_gpt_decoder_block_spec(config, use_transformer_engine=True) if HAVE_TE else dense_block(config),
+            cast(Any, _block(config)),
             vocab_size=self.architecture.vocab_size,
             max_sequence_length=self.architecture.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(),
@@ -105,6 +105,10 @@ class HubModel:
         """
         for name, weight in self._bridge.export_weights([model]):
             yield name, weight.detach().to(self.dtype)
+
+
+def _block(config: TransformerConfig) -> TransformerBlockSubmodules:
+    return get_gpt_decoder_block_spec(config, use_transformer_engine=True) if HAVE_TE else dense_block(config)
 
 
 def fields_of(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module
@@ -48,7 +48,7 @@ class Optimizer:
             bf16=params_dtype is torch.bfloat16,
             **fields_of(OptimizerConfig, config.megatron),
         )
-        self._optimizer = get_megatron_optimizer(self.config, [model])
+        self._optimizer = cast(ChainedOptimizer, get_megatron_optimizer(self.config, [model]))
         self._schedule = OptimizerParamScheduler(
             self._optimizer,
             init_lr=0.0,
@@ -92,7 +92,7 @@ class Optimizer:
         """Clip the gradient by its norm and step."""
         for optimizer in self._optimizer.chained_optimizers:
             clip_grad_by_total_norm_fp32(
-                optimizer.get_parameters(),
+                list[torch.Tensor](optimizer.get_parameters()),
                 self.config.clip_grad,
                 grad_norm,
                 self.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,

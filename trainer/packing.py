@@ -6,7 +6,7 @@ Shape letters: S samples of a micro-batch, T tokens of it, M trained tokens of i
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +27,10 @@ class TrainedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
-    """Samples laid end to end without padding. The arrays of M values stand beside each trained token.
+    """Samples laid end to end without padding, each up to its last trained token, which itself is only a target.
 
-    `rows` are the places whose next token is trained: what the model says there is compared with `targets`.
+    `rows` are the places whose next token is trained: what the model says there is compared with `targets`. The arrays
+    of M values have one for each trained token.
     """
 
     groups: tuple[int, ...]  # the groups that have a sample here
@@ -85,9 +86,9 @@ def pack(samples: Sequence[TrainedSample], *, max_tokens: int, version: Version)
     There is always one micro-batch: without a trained token it is `idle`, since every rank takes part in every step.
     Raises TrainerError for a sample that cannot be trained.
     """
-    trained = [item for item in samples if item.sample.num_trained]
-    bins = best_fit([item.sample.num_tokens for item in trained], max_tokens)
-    return [_lay_out([trained[index] for index in bin_], version) for bin_ in bins] or [idle()]
+    places = [(item, np.flatnonzero(item.sample.loss_mask)) for item in samples if item.sample.num_trained]
+    bins = best_fit([int(trained[-1]) for _, trained in places], max_tokens)
+    return [_lay_out([places[index] for index in bin_], version) for bin_ in bins] or [idle()]
 
 
 def idle() -> MicroBatch:
@@ -106,39 +107,38 @@ def idle() -> MicroBatch:
     )
 
 
-def _lay_out(items: Sequence[TrainedSample], version: Version) -> MicroBatch:
-    items = sorted(items, key=lambda item: item.sample.num_tokens)
-    samples = [item.sample for item in items]
-    lengths = np.array([sample.num_tokens for sample in samples])
-    tokens = np.concatenate([sample.tokens for sample in samples]).astype(np.int64)
-    mask = np.concatenate([sample.loss_mask for sample in samples])
-    _refuse(
-        np.flatnonzero(mask[np.cumsum(lengths) - lengths]),
-        items,
-        "its first token is masked in, and nothing comes before it",
-    )
-    trained = np.flatnonzero(mask)
-    owner = np.repeat(np.arange(len(items)), lengths)[trained]
-    behaviour = np.concatenate([sample.logprobs for sample in samples])[trained]
-    _refuse(owner[~np.isfinite(behaviour)], items, "a log-prob of the engine is not finite")
-    produced = np.concatenate([token_versions(sample) for sample in samples])
+def _lay_out(items: Sequence[tuple[TrainedSample, NDArray[np.int64]]], version: Version) -> MicroBatch:
+    """One micro-batch of samples and the places of their trained tokens."""
+    items = sorted(items, key=lambda item: item[1][-1])
+    samples = [item.sample for item, _ in items]
+    places = [trained for _, trained in items]
+    lengths = np.array([trained[-1] for trained in places])
+    owner = np.repeat(np.arange(len(items)), [len(trained) for trained in places])
+    starts = np.cumsum(lengths) - lengths
+    for (item, trained), sample in zip(items, samples, strict=True):
+        if trained[0] == 0:
+            raise _untrainable(item, "its first token is masked in, and nothing comes before it")
+        if not np.isfinite(sample.logprobs[trained]).all():
+            raise _untrainable(item, "a log-prob of the engine is not finite")
+
+    def of_trained(arrays: Iterable[NDArray]) -> NDArray:
+        return np.concatenate([array[trained] for array, trained in zip(arrays, places, strict=True)])
+
     return MicroBatch(
-        groups=tuple(dict.fromkeys(item.group for item in items)),
+        groups=tuple(dict.fromkeys(item.group for item, _ in items)),
         lengths=tuple(lengths.tolist()),
-        tokens=tokens,
-        rows=trained - 1,
-        targets=tokens[trained],
-        behaviour=behaviour.astype(np.float32),
+        tokens=np.concatenate([s.tokens[:n] for s, n in zip(samples, lengths, strict=True)]).astype(np.int64),
+        rows=np.concatenate(places) - 1 + starts[owner],
+        targets=of_trained(sample.tokens for sample in samples).astype(np.int64),
+        behaviour=of_trained(sample.logprobs for sample in samples).astype(np.float32),
         temperatures=np.array([sample.temperature for sample in samples], np.float32)[owner],
-        advantages=np.array([item.advantage for item in items], np.float32)[owner],
-        lags=version - produced[trained],
+        advantages=np.array([item.advantage for item, _ in items], np.float32)[owner],
+        lags=version - of_trained(token_versions(sample) for sample in samples),
     )
 
 
-def _refuse(faulty: NDArray[np.int64], items: Sequence[TrainedSample], fault: str) -> None:
-    if len(faulty):
-        item = items[faulty[0]]
-        raise TrainerError(f"group {item.group}, sample {item.sample.index}: {fault}")
+def _untrainable(item: TrainedSample, fault: str) -> TrainerError:
+    return TrainerError(f"group {item.group}, sample {item.sample.index}: {fault}")
 
 
 def token_versions(sample: Sample) -> NDArray[np.int64]:

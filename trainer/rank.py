@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from torch import Tensor
 
 from slime_rl.config import Config
@@ -132,8 +131,7 @@ class MegatronRank:
         with clock.phase("forward_backward"):
             self._optimizer.zero_grad()
             totals.merge(self._gradient.run(batches))
-            group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-            return totals.over_ranks(group, self._policy.head.device)
+            return totals.over_ranks(distributed.data_parallel_group(), self._policy.head.device)
 
     def _update(self, totals: Totals) -> None:
         trained = totals.counts["loss"] > 0

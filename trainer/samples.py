@@ -38,7 +38,7 @@ def trained_samples(groups: Sequence[Group], objective: ObjectiveConfig) -> list
 
 
 def group_totals(groups: Sequence[Group]) -> Totals:
-    """Reward and response length, counted by trajectory, and the tokens read."""
+    """Reward and response length, counted by trajectory, and the tokens of this rank."""
     totals = Totals()
     rewards: dict[tuple[int, int], float | None] = {}
     for group in groups:
@@ -47,6 +47,7 @@ def group_totals(groups: Sequence[Group]) -> Totals:
     scored = [reward for reward in rewards.values() if reward is not None]
     samples = [sample for group in groups for sample in group.samples]
     totals.add("reward", sum(scored), len(scored))
+    totals.add("num_tokens", sum(sample.num_tokens for sample in samples), 1)
     totals.add("response_length", sum(sample.num_trained for sample in samples), len(rewards))
     return totals
 
