@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 done, 1 a fault of the world, 2 the user's mistake, 130 Ctrl-C."""
-    arguments = parser().parse_args(argv)
+    arguments = parse(argv)
     try:
         return arguments.run(arguments)
     except SlimeError as error:
@@ -22,6 +22,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("slime-rl: interrupted; every process of the run has ended", file=sys.stderr)
         return INTERRUPTED
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of a command line, on which overrides may stand before and after options."""
+    root = parser()
+    arguments, rest = root.parse_known_args(argv)
+    if rest:
+        if not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest):
+            root.error(f"unrecognized arguments: {' '.join(rest)}")
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
 
 
 def parser() -> argparse.ArgumentParser:

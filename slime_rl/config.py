@@ -281,7 +281,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _first_fault(error: ValidationError) -> ConfigError:
     fault = error.errors(include_url=False)[0]
-    cause = fault.get("ctx", {}).get("error")
+    limits = fault.get("ctx", {})
+    cause = limits.get("error")
     if isinstance(cause, ConfigError):
         return cause
     path = ".".join(str(part) for part in fault["loc"])
@@ -292,13 +293,13 @@ def _first_fault(error: ValidationError) -> ConfigError:
         case "missing":
             return ConfigError(path, "is required", None)
         case "greater_than_equal":
-            return ConfigError(path, f"must be at least {fault['ctx']['ge']}", fault["input"])
+            return ConfigError(path, f"must be at least {limits['ge']}", fault["input"])
         case "greater_than":
-            return ConfigError(path, f"must be above {fault['ctx']['gt']:g}", fault["input"])
+            return ConfigError(path, f"must be above {limits['gt']:g}", fault["input"])
         case "less_than":
-            return ConfigError(path, f"must be below {fault['ctx']['lt']:g}", fault["input"])
+            return ConfigError(path, f"must be below {limits['lt']:g}", fault["input"])
         case "literal_error":
-            return ConfigError(path, f"must be {fault['ctx']['expected']}", fault["input"])
+            return ConfigError(path, f"must be {limits['expected']}", fault["input"])
         case _:
             expected = re.sub(r"^Input should be ", "", fault["msg"])
             return ConfigError(path, f"must be {expected}", fault["input"])

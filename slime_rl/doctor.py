@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 GIB = 2**30
-MIN_GLIBC = (2, 34)
+MIN_GLIBC = [2, 34]
 MIN_MEMORY_GIB = 8
 ENGINE_PACKAGES = ("torch", "transformers", "megatron-core", "mbridge", "sglang", "sglang-router", "ray")
 
@@ -47,8 +47,8 @@ def python() -> Finding:
 def glibc() -> Finding:
     """The engines' wheels are built against glibc 2.34."""
     name, version = platform.libc_ver()
-    found = tuple(int(part) for part in version.split(".")[:2]) if name == "glibc" else (0, 0)
-    return Finding("glibc", "2.34 or newer", f"{name} {version}".strip() or "none", found >= MIN_GLIBC)
+    numbers = [int(part) for part in version.split(".")[:2]] if name == "glibc" else []
+    return Finding("glibc", "2.34 or newer", f"{name} {version}".strip() or "none", numbers >= MIN_GLIBC)
 
 
 def memory() -> Finding:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from slime_rl.errors import RunError, SlimeError, WaitTimeout
@@ -52,7 +53,7 @@ def write_output_to(log: Path) -> None:
     os.close(descriptor)
 
 
-def end(*actors: ray.actor.ActorHandle) -> None:
+def end(*actors: ActorHandle) -> None:
     """Kill actors whose work is done."""
     for actor in actors:
         ray.kill(actor, no_restart=True)

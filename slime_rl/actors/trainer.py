@@ -87,7 +87,10 @@ class _Rank:
 
 
 class TrainerGroup:
-    """Every rank, seen as one; implements interfaces.Trainer. `checkpoint` says where a version is saved."""
+    """Every rank, seen as one; implements interfaces.Trainer.
+
+    `checkpoint` says where a version is saved; `prune` deletes older ones after that.
+    """
 
     def __init__(
         self,
@@ -97,12 +100,14 @@ class TrainerGroup:
         open_reader: OpenReader,
         engines: Sequence[Address],
         checkpoint: Callable[[Version], Path],
+        prune: Callable[[], None],
         published: Path,
     ) -> None:
         self._config = config.trainer
         self._open_reader = open_reader
         self._engines = engines
         self._checkpoint = checkpoint
+        self._prune = prune
         self._published = published
         self._ranks = [_start_rank(rank, config, logs) for rank in range(config.trainer.data_parallel)]
 
@@ -133,6 +138,7 @@ class TrainerGroup:
         if not folder.exists():
             doing = f"as it saved version {version}"
             await self._all("save", folder, doing=doing, timeout_s=self._config.step_timeout_s)
+            self._prune()
 
     def close(self) -> None:
         """End every rank."""

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,28 @@ class RunFolder:
         return self.path / "export"
 
     def checkpoint(self, version: int) -> Path:
+        """The Hugging Face folder of a version's weights."""
         return self.checkpoints / f"version-{version:06d}"
+
+    def saved(self) -> list[Path]:
+        """The checkpoints there are, the newest last."""
+        return sorted(self.checkpoints.glob("version-*"))
+
+    def link_export(self) -> None:
+        """Let `export` be the newest checkpoint."""
+        self.export.symlink_to(self.saved()[-1].relative_to(self.path))
+
+    def prune(self, keep: int) -> None:
+        """Delete all but the newest `keep` checkpoints."""
+        for old in self.saved()[:-keep]:
+            shutil.rmtree(old)
+
+
+def open_used(path: Path) -> RunFolder:
+    """The folder of a run that has been; raises RunFolderError where there is none."""
+    if not (path / IDENTITY).exists():
+        raise RunFolderError(f"expected a run folder, got {path}, which has no {IDENTITY}")
+    return RunFolder(path.resolve(), json.loads((path / IDENTITY).read_text(encoding="utf-8"))["id"])
 
 
 def check_unused(path: Path) -> None:

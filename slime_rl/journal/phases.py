@@ -15,6 +15,7 @@ class Phases:
     """Adds up seconds by phase, over the run and since the last step."""
 
     def __init__(self) -> None:
+        self.started = time.monotonic()
         self.total: defaultdict[str, float] = defaultdict(float)
         self._step: defaultdict[str, float] = defaultdict(float)
 

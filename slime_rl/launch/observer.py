@@ -41,7 +41,7 @@ class Observer:
         self._evaluate = evaluate
         self._read = read
         self._metrics = MetricsLog(folder.path)
-        self._started = self._step_started = time.monotonic()
+        self._step_started = time.monotonic()
         self.rows: list[dict[str, float]] = []
         self.scores: list[tuple[int, float]] = []
 
@@ -73,7 +73,7 @@ class Observer:
             "max_lag_seen": int(max((row["lag_max"] for row in self.rows), default=0)),
             "logprob_abs_diff_mean": sum(mean for mean, _ in compared) / len(compared) if compared else None,
             "logprob_abs_diff_max": max((top for _, top in compared), default=None),
-            "seconds_total": time.monotonic() - self._started,
+            "seconds_total": time.monotonic() - self._phases.started,
             "seconds_by_phase": dict(self._phases.total),
         }
         write_json(self._folder.path / "summary.json", summary)

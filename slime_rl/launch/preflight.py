@@ -24,19 +24,27 @@ class Inputs:
     held_out: tuple[Prompt, ...]
 
 
+def require(config: Config, *, loss: str, command: str) -> None:
+    """Refuse a configuration that was written for another command."""
+    if config.objective.loss != loss:
+        raise ConfigError("objective.loss", f"must be {loss} for slime-rl {command}", config.objective.loss)
+
+
 def check(config: Config) -> Inputs:
-    """Check everything that a run needs, the cheapest first; the first fault is raised as a UserError."""
+    """Check everything that a run needs; the first fault is raised as a UserError."""
     check_unused(Path(config.run.folder))
-    inputs = check_model_and_data(config)
     check_megatron_arguments(config.trainer.megatron)
-    if config.objective.loss == "grpo":
-        check_sglang_arguments(config.rollout.sglang)
-        check_reward(config.reward.function)
-    return inputs
+    return check_evaluation(config) if config.objective.loss == "grpo" else _read(config)
 
 
-def check_model_and_data(config: Config) -> Inputs:
-    """Check what every command reads: the model folder and the data sets."""
+def check_evaluation(config: Config) -> Inputs:
+    """Check what sampling and scoring need."""
+    check_sglang_arguments(config.rollout.sglang)
+    check_reward(config.reward.function)
+    return _read(config)
+
+
+def _read(config: Config) -> Inputs:
     check_tokenizer(config.model.path)
     prompts = load_prompts(config.data.path, config.data.columns, field="data.path")
     evaluation = config.evaluation
@@ -44,9 +52,3 @@ def check_model_and_data(config: Config) -> Inputs:
         return Inputs(prompts, ())
     held_out = load_prompts(evaluation.path, config.data.columns, field="evaluation.path")
     return Inputs(prompts, held_out[: evaluation.max_prompts])
-
-
-def require(config: Config, *, loss: str, command: str) -> None:
-    """Refuse a configuration that was written for another command."""
-    if config.objective.loss != loss:
-        raise ConfigError("objective.loss", f"must be {loss} for slime-rl {command}", config.objective.loss)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from slime_rl.journal.folder import RunFolder
@@ -16,7 +17,16 @@ PHASES = ("wait", "train", "publish", "evaluate", "save")
 
 def show(summary: Mapping[str, Any], rows: Sequence[Mapping[str, float]], folder: RunFolder) -> None:
     """Print some of the steps, the last one among them, and where everything is."""
-    table = Table("step", "reward", "held-out", "lag", "sampled tok/s", "trained tok/s", *(f"{p} s" for p in PHASES))
+    table = Table(
+        "step",
+        "reward",
+        "held-out",
+        "lag",
+        "sampled\ntok/s",
+        "trained\ntok/s",
+        *(f"{p}\ns" for p in PHASES),
+        box=box.SIMPLE,
+    )
     every = max(1, len(rows) // NUM_ROWS)
     for row in (r for r in rows if r["step"] % every == 0 or "heldout" in r or r is rows[-1]):
         table.add_row(

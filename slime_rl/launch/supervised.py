@@ -43,7 +43,8 @@ async def _train(config: Config, folder: RunFolder) -> None:
         logs=folder.logs,
         open_reader=partial(WorkedExamples, config),
         engines=(),
-        checkpoint=lambda _: folder.export,
+        checkpoint=folder.checkpoint,
+        prune=partial(folder.prune, config.checkpoint.keep),
         published=folder.path,
     )
     metrics = MetricsLog(folder.path)
@@ -56,6 +57,7 @@ async def _train(config: Config, folder: RunFolder) -> None:
                 metrics.step(version, {"loss": report.mean("loss"), "lr": report.mean("lr")})
                 bar.advance(version, f"loss {report.mean('loss'):.3f}")
         await trainer.save(version)
+        folder.link_export()
     finally:
         trainer.close()
         metrics.close()

@@ -20,7 +20,7 @@ from slime_rl.guard import Guard
 from slime_rl.journal import folder as run_folder
 from slime_rl.journal.folder import RunFolder
 from slime_rl.journal.phases import Phases, TimedSteps, TimedTrainer
-from slime_rl.launch import preflight, report
+from slime_rl.launch import plan, preflight, report
 from slime_rl.launch.cluster import ray_cluster
 from slime_rl.launch.failures import cause_first
 from slime_rl.launch.fleet import Fleet
@@ -36,6 +36,12 @@ def run(config: Config) -> dict[str, Any]:
     folder = run_folder.create(config)
     with Guard(), ray_cluster(), cause_first():
         return asyncio.run(_train(config, folder, num_prompts=len(inputs.prompts)))
+
+
+def show_plan(config: Config) -> None:
+    """Check everything as `run` does, print what would start, and start nothing."""
+    preflight.require(config, loss="grpo", command="train")
+    plan.show(config, preflight.check(config))
 
 
 async def _train(config: Config, folder: RunFolder, *, num_prompts: int) -> dict[str, Any]:
@@ -56,6 +62,7 @@ async def _train(config: Config, folder: RunFolder, *, num_prompts: int) -> dict
             open_reader=partial(read_from_buffer, url, folder.id),
             engines=fleet.addresses,
             checkpoint=folder.checkpoint,
+            prune=partial(folder.prune, config.checkpoint.keep),
             published=folder.path,
         )
         stack.callback(trainer.close)
@@ -72,6 +79,7 @@ async def _train(config: Config, folder: RunFolder, *, num_prompts: int) -> dict
             save_every=config.checkpoint.every,
         )
         await _drive(driver, observer, fleet=fleet, workers=workers, buffer=buffer)
+        folder.link_export()
         summary = observer.summarise()
     report.show(summary, observer.rows, folder)
     return summary

@@ -1,0 +1,23 @@
+"""Copies a run's weights out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from slime_rl.errors import RunFolderError
+from slime_rl.journal.folder import open_used
+from slime_rl.launch.progress import console
+
+
+def run(run_folder: str, target: str) -> Path:
+    """Copy the newest weights of a run as a Hugging Face folder to `target`, which must not exist."""
+    folder, copy = open_used(Path(run_folder)), Path(target)
+    saved = [folder.export] if folder.export.exists() else folder.saved()
+    if not saved:
+        raise RunFolderError(f"{folder.path} has no checkpoint yet: checkpoint.every says how often one is written")
+    if copy.exists():
+        raise RunFolderError(f"{copy} exists: name a folder that does not")
+    shutil.copytree(saved[-1], copy)
+    console.print(f"{saved[-1].resolve().name} of {folder.path} is in {copy}")
+    return copy
