@@ -37,10 +37,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their arguments."""
-    root = argparse.ArgumentParser(prog="slime-rl", description="Post-train language models with RL.")
+    root = argparse.ArgumentParser(
+        prog="slime-rl", description="Post-train language models with RL.", allow_abbrev=False
+    )
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    train = commands.add_parser("train", help="run reinforcement learning from a YAML file")
+    train = commands.add_parser("train", allow_abbrev=False, help="run reinforcement learning from a YAML file")
     _add_config(train)
     train.add_argument("--dry-run", action="store_true", help="check everything, show what would start, start nothing")
     train.set_defaults(run=_train)
