@@ -25,7 +25,7 @@ class Evaluation:
     @property
     def scores(self) -> NDArray[np.float64]:
         """The mean reward of each prompt [P]."""
-        return np.array([np.mean([s.reward for s in group]) for group in self.samples], dtype=np.float64)
+        return np.array([np.mean([_reward(s) for s in group]) for group in self.samples], dtype=np.float64)
 
     @property
     def score(self) -> float:
@@ -63,3 +63,8 @@ async def evaluate(
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return Evaluation(tuple(task.result() for task in scored))
+
+
+def _reward(sample: Sample) -> float:
+    assert sample.reward is not None, "a Reward returns samples with their rewards set"
+    return sample.reward
