@@ -19,7 +19,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The ids a step takes, ascending; or None, and the unfinished groups any `missing` of which it needs first."""
+    """The ids a step takes, ascending; or None, how many groups must still finish, and which of them it needs first."""
 
     ids: tuple[int, ...] | None
     missing: int = 0
@@ -66,7 +66,7 @@ def choose(outstanding: Iterable[Candidate], *, step: int, groups_per_step: int)
             )
         taken.update(_first([g for g in ready if g.deadline <= deadline], taken, needed - len(taken)))
         if len(taken) < needed:
-            return _wait(due, missing=needed - len(taken))
+            return _wait(due, missing=max(needed - len(taken), groups_per_step - len(ready)))
     taken.update(_first(ready, taken, groups_per_step - len(taken)))
     if len(taken) < groups_per_step:
         return _wait(groups, missing=groups_per_step - len(taken))

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from slime_rl.buffer.connection import connect
 from slime_rl.errors import StoreError
 
 OLDEST = (6, 2)
@@ -96,7 +97,7 @@ class EmbeddedServer:
 
     def _await_answer(self, url: str, watcher: subprocess.Popen[bytes]) -> None:
         give_up_at = time.monotonic() + self._start_timeout_s
-        with connect(redis.Redis, url) as client:
+        with redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)) as client:
             while not _answers(client):
                 if watcher.poll() is not None or time.monotonic() > give_up_at:
                     self.stop()

@@ -19,12 +19,13 @@ if state == 'reserved' then
   if tonumber(redis.call('ZSCORE', key('reserved'), id)) <= now_ms() then
     return {'fenced', 'and nobody has taken it yet'}
   end
+  -- First: only the first write of a function is refused by a server that is full.
+  redis.call('SET', key('payload:' .. id), ARGV[3])
   unhold(id)
   local finished = redis.call('HINCRBY', run, 'finished', 1)
   redis.call('HSET', group, 'state', 'filled', 'finished', finished,
     'num_samples', ARGV[4], 'num_tokens', ARGV[5], 'oldest', ARGV[6])
   redis.call('ZADD', key('filled'), finished, id)
-  redis.call('SET', key('payload:' .. id), ARGV[3])
   wake()
 end
 return {'filled'}

@@ -1,0 +1,163 @@
+"""One contract, two buffers: the one in memory and the one on a real server, which is started once a session."""
+
+import itertools
+import time
+from typing import cast
+
+import numpy as np
+import pytest
+import redis
+
+from slime_rl.buffer.memory import MemoryBuffer
+from slime_rl.buffer.pacing import Pacing
+from slime_rl.buffer.reader import GroupReader
+from slime_rl.buffer.redis_buffer import RedisBuffer
+from slime_rl.buffer.server import EmbeddedServer
+from slime_rl.types import Finish, Sample, Span
+
+RUN_IDS = map("run-{}".format, itertools.count())
+
+
+def make_pacing(**changes):
+    """Two groups a step, no lag allowed, and waits that give up at once where a test does not ask for others."""
+    values = {
+        "run_id": next(RUN_IDS),
+        "groups_per_step": 2,
+        "max_lag": 0,
+        "num_steps": 100,
+        "num_prompts": 10,
+        "max_epochs": None,
+        "seed": 0,
+        "shuffle": True,
+        "temperature": 0.7,
+        "max_attempts": 3,
+        "lease_s": 1000.0,
+        "wait_timeout_s": 0.001,
+        "slot_timeout_s": 0.001,
+    }
+    return Pacing(**values | changes)
+
+
+def make_sample(version, *, index=0, num_tokens=5, finish=Finish.STOP):
+    tokens = np.arange(num_tokens, dtype=np.int32)
+    return Sample(
+        index=index,
+        trajectory=index,
+        tokens=tokens,
+        loss_mask=tokens >= 2,
+        logprobs=np.where(tokens >= 2, -0.5, 0).astype(np.float32),
+        versions=(Span(version, 2, num_tokens),),
+        temperature=0.7,
+        finish=finish,
+        reward=1.0,
+    )
+
+
+class MemoryHarness:
+    def __init__(self):
+        self.time_s = 0.0
+
+    async def open(self, *, real_clock=False, **changes):
+        clock = time.monotonic if real_clock else lambda: self.time_s
+        self.buffer = MemoryBuffer(make_pacing(**changes), clock=clock)
+        return self.buffer
+
+    async def open_again(self):
+        return self.buffer
+
+    async def end_leases(self, holder):
+        """End the leases of one holder: the time they last passes, while every other holder's heart beats."""
+        others = {row.holder for row in self.buffer._table().reserved} - {holder}
+        for _ in range(2):
+            for other in others:
+                await self.buffer.heartbeat(other)
+            self.time_s += self.buffer.pacing.lease_s / 2
+
+    def read(self, ids):
+        return self.buffer.read(ids)
+
+    async def close(self):
+        pass
+
+
+class RedisHarness:
+    def __init__(self, url):
+        self.url = url
+        self.opened = []
+        self.server = redis.Redis.from_url(url)
+
+    async def open(self, *, real_clock=True, **changes):
+        self.pacing = make_pacing(**changes)
+        return await self._open(create=True)
+
+    async def open_again(self):
+        return await self._open(create=False)
+
+    async def _open(self, *, create):
+        self.opened.append(await RedisBuffer.open(self.url, self.pacing, create=create))
+        return self.opened[-1]
+
+    def key(self, name):
+        return f"{{slime_rl:{self.pacing.run_id}}}:{name}"
+
+    async def end_leases(self, holder):
+        """End the leases of one holder by moving their ends into the past of the server's clock."""
+        for id in cast(set[bytes], self.server.smembers(self.key(f"held:{holder}"))):
+            self.server.zadd(self.key("reserved"), {id: 1}, xx=True)
+
+    def read(self, ids):
+        reader = GroupReader(self.url, self.pacing.run_id)
+        try:
+            return reader.read(ids)
+        finally:
+            reader.close()
+
+    async def close(self):
+        for buffer in self.opened:
+            await buffer.close()
+        self.server.close()
+
+
+@pytest.fixture(scope="session")
+def server_url(tmp_path_factory):
+    server = EmbeddedServer(tmp_path_factory.mktemp("server"))
+    url = server.start()
+    with redis.Redis.from_url(url) as client:
+        client.config_set("hz", 500)  # how often the server looks for waits that ran out
+    yield url
+    server.stop()
+
+
+@pytest.fixture
+async def on_server(server_url):
+    harness = RedisHarness(server_url)
+    yield harness
+    await harness.close()
+
+
+@pytest.fixture(params=["memory", "server"])
+async def harness(request):
+    harness = MemoryHarness() if request.param == "memory" else RedisHarness(request.getfixturevalue("server_url"))
+    yield harness
+    await harness.close()
+
+
+@pytest.fixture
+def pacing():
+    return make_pacing
+
+
+@pytest.fixture
+def sample():
+    return make_sample
+
+
+@pytest.fixture
+def fill():
+    """Fill reservations with two samples each, sampled by the version of the reservation."""
+
+    async def fill(buffer, *reservations):
+        for reservation in reservations:
+            await buffer.fill(reservation, [make_sample(reservation.version, index=i) for i in range(2)])
+
+    return fill
