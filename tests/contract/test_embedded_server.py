@@ -76,6 +76,7 @@ OWNER = "import sys, pathlib, time\nfrom slime_rl.buffer.server import EmbeddedS
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["owner", "watcher"])
 def test_it_ends_when_its_owner_or_its_watcher_is_killed(tmp_path, victim):
     with subprocess.Popen([sys.executable, "-c", OWNER, tmp_path], stdout=subprocess.PIPE, text=True) as owner:

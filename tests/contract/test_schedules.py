@@ -150,6 +150,7 @@ class Oracle:
         assert len(trained) == self.pacing.num_groups or len(self.attempts) == self.pacing.num_issues
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 async def test_a_random_schedule_keeps_every_guarantee(harness, fill, seed):
     await Oracle(harness, fill, seed).run(num_operations=300)
