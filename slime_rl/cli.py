@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from slime_rl.errors import SlimeError
 
@@ -61,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
     export.set_defaults(run=_export)
 
     demo = commands.add_parser("demo", help="teach a small model to add, from nothing, on two CPU cores")
-    demo.add_argument("--folder", default="runs/demo", help="where to put the run (default: %(default)s)")
+    demo.add_argument("--folder", help="where to put everything (default: the first free runs/demo-N)")
+    demo.add_argument("--prepare", metavar="FOLDER", help="only make the data and the warmed-up model, in FOLDER")
     demo.add_argument("overrides", nargs="*", metavar="key=value", help="fields of the demo's configuration")
     demo.set_defaults(run=_demo)
 
@@ -111,9 +113,12 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from slime_rl import demo
+    from slime_rl.demo import addition
 
-    demo.run(arguments.folder, arguments.overrides)
+    if arguments.prepare:
+        addition.prepare(Path(arguments.prepare))
+    else:
+        addition.run(arguments.folder, arguments.overrides)
     return 0
 
 

@@ -12,6 +12,7 @@ from slime_rl.journal.folder import check_unused
 from slime_rl.rewards.functions import check_reward
 from slime_rl.rollout.arguments import check_sglang_arguments
 from slime_rl.rollout.model_folder import check_tokenizer
+from slime_rl.trainer.architecture import read_architecture
 from slime_rl.trainer.arguments import check_megatron_arguments
 from slime_rl.types import Prompt
 
@@ -34,6 +35,8 @@ def check(config: Config) -> Inputs:
     """Check everything that a run needs; the first fault is raised as a UserError."""
     check_unused(Path(config.run.folder))
     check_megatron_arguments(config.trainer.megatron)
+    check_tokenizer(config.model.path)
+    read_architecture(config.model.path)
     return check_evaluation(config) if config.objective.loss == "grpo" else _read(config)
 
 
