@@ -80,6 +80,13 @@ class ServerProcess:
         if self.exit_status is not None:
             raise EngineError(f"{self.name} ended with exit status {self.exit_status}; {self.log_tail()}")
 
+    def wait(self, timeout_s: float) -> int:
+        """The exit status of the server once it has ended; raises EngineError after `timeout_s`."""
+        try:
+            return self._launcher.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"{self.name} still runs after {timeout_s:.0f} s") from None
+
     def stop(self) -> None:
         """End the server and its whole process group; returns when none of them is left.
 
@@ -88,10 +95,10 @@ class ServerProcess:
         assert self._launcher.stdin is not None
         self._launcher.stdin.close()
         try:
-            self._launcher.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+            self.wait(STOP_TIMEOUT_S)
+        except EngineError:
             self._launcher.kill()
-            self._launcher.wait(GROUP_TIMEOUT_S)
+            self.wait(GROUP_TIMEOUT_S)
         self._kill_group()
 
     def _kill_group(self) -> None:

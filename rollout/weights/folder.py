@@ -9,8 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from slime_rl.rollout.engine_http import EngineHttp
-from slime_rl.rollout.weights.transport import Load, NamedTensor
+from slime_rl.rollout.weights.transport import Intake, Load, NamedTensor
 from slime_rl.types import Version
 
 
@@ -22,7 +21,7 @@ def write(tensors: Sequence[NamedTensor], *, parent: Path) -> Iterator[Load]:
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors}
         save_file(contiguous, Path(folder) / "model.safetensors", metadata={"format": "pt"})
 
-        async def load(engine: EngineHttp, version: Version) -> None:
+        async def load(engine: Intake, version: Version) -> None:
             await engine.load_folder(folder, version=version)
 
         yield load

@@ -18,8 +18,7 @@ import torch
 
 from slime_rl.errors import EngineError
 from slime_rl.rollout.arguments import WEIGHT_LOADER
-from slime_rl.rollout.engine_http import EngineHttp
-from slime_rl.rollout.weights.transport import Load, NamedTensor
+from slime_rl.rollout.weights.transport import Intake, Load, NamedTensor
 from slime_rl.types import Version
 
 ALIGNMENT = 64  # bytes; a view of any dtype may start there
@@ -33,7 +32,7 @@ def share(tensors: Sequence[NamedTensor]) -> Iterator[Load]:
         layout = _write(fd, tensors)
         payload = encode_layout(f"/proc/{os.getpid()}/fd/{fd}", layout)
 
-        async def load(engine: EngineHttp, version: Version) -> None:
+        async def load(engine: Intake, version: Version) -> None:
             await engine.begin_update()
             try:
                 await engine.load_tensors(payload, loader=WEIGHT_LOADER, version=version)

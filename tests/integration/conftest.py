@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import os
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from slime_rl.config import DataConfig, ModelConfig, RolloutConfig
-from slime_rl.rollout.address import Address, Keys
+from slime_rl.rollout.address import Keys
 from slime_rl.rollout.engine import Engine
 from slime_rl.rollout.engine_http import EngineHttp
 from slime_rl.rollout.rendering import Renderer
@@ -62,8 +63,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         head_dim=32,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=vocabulary["<|im_end|>"],
+        pad_token_id=vocabulary["<|endoftext|>"],
         bos_token_id=None,
         initializer_range=0.2,
     )
@@ -106,7 +107,7 @@ def renderer(model_config: ModelConfig) -> Renderer:
 
 
 @pytest.fixture
-async def http(engine: Engine) -> EngineHttp:
+async def http(engine: Engine) -> AsyncIterator[EngineHttp]:
     async with EngineHttp(engine.address, timeout_s=60.0) as client:
         yield client
 
@@ -143,7 +144,7 @@ def new_weights(model_folder: Path) -> Callable[[], Weights]:
 def publisher(engine: Engine, tmp_path: Path) -> Callable[..., Publisher]:
     """Makes a publisher to the engine by a transport."""
 
-    def make(transport: str = "tensor", addresses: tuple[Address, ...] = ()) -> Publisher:
-        return Publisher(addresses or (engine.address,), transport=transport, folder=tmp_path, timeout_s=60.0)
+    def make(transport: Literal["tensor", "disk"] = "tensor") -> Publisher:
+        return Publisher([engine.address], transport=transport, folder=tmp_path, timeout_s=60.0)
 
     return make

@@ -169,7 +169,7 @@ async def test_an_aborted_sample_is_an_error_of_its_group(http, renderer):
 
 
 async def test_arguments_pass_through_to_the_server(http):
-    with pytest.raises(EngineError, match="engine 0 at .*generate: status 400: .*context length .512 tokens"):
+    with pytest.raises(EngineError, match=r"engine 0 at .*generate: status 400: .*context length .512 tokens"):
         await http.generate([5] * 600, num_samples=1, temperature=1.0, max_new_tokens=4, stop_token_ids=[])
 
 
@@ -212,9 +212,7 @@ async def test_a_killed_engine_is_an_error_with_its_cause_and_leaves_no_process(
         assert time.monotonic() - start < DEATH_TIMEOUT_S
     _, left = psutil.wait_procs(processes, timeout=DEATH_TIMEOUT_S)
     assert left == []
-    async with asyncio.timeout(DEATH_TIMEOUT_S):
-        while engine.process.exit_status is None:
-            await asyncio.sleep(0.01)
+    await asyncio.to_thread(engine.process.wait, DEATH_TIMEOUT_S)
     with pytest.raises(EngineError, match=r"engine 9 ended with exit status 137; the last lines of .*engine-9\.log"):
         await engine.check()
     engine.stop()
