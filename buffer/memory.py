@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slime_rl.buffer.codec import decode, encode
 from slime_rl.buffer.intake import group_of, measure
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.patience import Waiting, until_answered
-from slime_rl.buffer.refusals import already_committed, fenced, never_assigned
+from slime_rl.buffer.refusals import already_committed, fenced, never_assigned, no_payload
 from slime_rl.buffer.table import LEASE_EXPIRED, Row, State, Table, slot_reason
 from slime_rl.types import AssignedGroup, Assignment, BufferStatus, Group, Reservation, Sample, Version
 
@@ -138,9 +138,12 @@ class MemoryBuffer:
         self._counts.closed = True
         self._ring()
 
-    def read(self, ids: Iterable[int]) -> list[Group]:
-        """The groups of `ids`, in that order, as a trainer rank reads them."""
-        return [decode(self._entries[id].payload, key=f"payload:{id}") for id in ids]
+    def read(self, ids: Sequence[int]) -> list[Group]:
+        """The groups of `ids`, in that order, as a trainer rank reads them; StoreError for one that is not there."""
+        payloads = {id: entry.payload for id, entry in self._entries.items() if entry.payload}
+        if missing := [f"payload:{id}" for id in ids if id not in payloads]:
+            raise no_payload(missing)
+        return [decode(payloads[id], key=f"payload:{id}") for id in ids]
 
     def _try_reserve(self, holder: str) -> Reservation | Waiting | None:
         table = self._table()

@@ -10,7 +10,7 @@ import redis
 from slime_rl.buffer.codec import decode
 from slime_rl.buffer.connection import connect, named_faults
 from slime_rl.buffer.keys import payload_key
-from slime_rl.errors import StoreError
+from slime_rl.buffer.refusals import no_payload
 from slime_rl.types import Group
 
 
@@ -32,7 +32,7 @@ class GroupReader:
             payloads = cast(list[bytes | None], self._client.mget(keys)) if keys else []
         missing = [key for key, payload in zip(keys, payloads, strict=True) if payload is None]
         if missing:
-            raise StoreError(f"no payload under {', '.join(missing)}: never filled, or its step is committed")
+            raise no_payload(missing)
         return [decode(payload, key=key) for key, payload in zip(keys, payloads, strict=True) if payload is not None]
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slime_rl.errors import FencedError, StoreError
 from slime_rl.types import Reservation
 
@@ -21,3 +23,8 @@ def never_assigned(what: str, step: int) -> StoreError:
 def already_committed(step: int) -> StoreError:
     """A step was asked for again after its groups were deleted."""
     return StoreError(f"step {step} cannot be assigned: it is committed and its groups are deleted")
+
+
+def no_payload(keys: Iterable[str]) -> StoreError:
+    """Groups were to be read that the buffer does not hold."""
+    return StoreError(f"no payload under {', '.join(keys)}: never filled, or its step is committed")
