@@ -1,5 +1,6 @@
 """One contract, two buffers: the one in memory and the one on a real server, which is started once a session."""
 
+import asyncio
 import itertools
 import time
 from typing import cast
@@ -73,6 +74,11 @@ class MemoryHarness:
                 await self.buffer.heartbeat(other)
             self.time_s += self.buffer.pacing.lease_s / 2
 
+    async def until_blocked(self):
+        """Let the tasks that were started come to where they wait."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+
     def read(self, ids):
         return self.buffer.read(ids)
 
@@ -104,6 +110,12 @@ class RedisHarness:
         """End the leases of one holder by moving their ends into the past of the server's clock."""
         for id in cast(set[bytes], self.server.smembers(self.key(f"held:{holder}"))):
             self.server.zadd(self.key("reserved"), {id: 1}, xx=True)
+
+    async def until_blocked(self):
+        """Let the task that was started come to where it waits."""
+        async with asyncio.timeout(5):
+            while cast(dict[str, int], self.server.info("clients"))["blocked_clients"] == 0:  # noqa: ASYNC110 (the server has no event for it)
+                await asyncio.sleep(0)
 
     def read(self, ids):
         reader = GroupReader(self.url, self.pacing.run_id)

@@ -44,7 +44,7 @@ async def test_publishing_wakes_who_waits_for_a_slot(harness, fill):
     await fill(buffer, *await reserve(buffer, 2))
     await buffer.assign(0)
     waiting = asyncio.create_task(buffer.reserve("worker-1"))
-    await buffer.status()
+    await harness.until_blocked()
     await buffer.publish(1)
     async with asyncio.timeout(5):
         assert (await waiting).id == 2
@@ -209,12 +209,14 @@ async def test_the_end_waits_until_the_last_reserved_group_is_decided(harness, f
     buffer = await harness.open(num_prompts=2, max_epochs=1, slot_timeout_s=30.0)
     first, second = await reserve(buffer, 2)
     waiting = asyncio.create_task(buffer.reserve("worker-2"))
+    await harness.until_blocked()
     await fill(buffer, first)
     await buffer.release(second, reason="engine died", retry=True)
     async with asyncio.timeout(5):
         again = await waiting
         assert (again.id, again.attempt) == (second.id, 2)
         waiting = asyncio.create_task(buffer.reserve("worker-3"))
+        await harness.until_blocked()
         await fill(buffer, again)
         assert await waiting is None
 
@@ -230,7 +232,7 @@ async def test_closing_admission_ends_who_waits_and_who_comes_later(harness):
     buffer = await harness.open(slot_timeout_s=30.0)
     held = await reserve(buffer, 2)
     waiting = asyncio.create_task(buffer.reserve("worker-2"))
-    await buffer.status()
+    await harness.until_blocked()
     await buffer.close_admission()
     async with asyncio.timeout(5):
         assert await waiting is None

@@ -41,7 +41,7 @@ async def test_filling_wakes_the_step_that_waits(harness, fill):
     buffer = await harness.open(wait_timeout_s=30.0)
     held = [await buffer.reserve("worker-1") for _ in range(2)]
     waiting = asyncio.create_task(buffer.assign(0))
-    await buffer.status()
+    await harness.until_blocked()
     await fill(buffer, *held)
     async with asyncio.timeout(5):
         assert len((await waiting).groups) == 2
