@@ -126,3 +126,7 @@ def _doctor(_arguments: argparse.Namespace) -> int:
     from slime_rl import doctor
 
     return doctor.run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

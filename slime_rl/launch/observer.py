@@ -64,7 +64,7 @@ class Observer:
 
     def summarise(self) -> dict[str, Any]:
         """Write `summary.json` and the learning curve, and return the summary."""
-        compared = [(row["logprob_abs_diff_mean"], row["logprob_abs_diff_max"]) for row in self.rows]
+        compared = [(row["logprob_abs_diff"], row["logprob_abs_diff_max"]) for row in self.rows]
         compared = [pair for pair in compared if not math.isnan(pair[0])]
         summary = {
             "steps": len(self.rows),
@@ -139,7 +139,7 @@ class Observer:
 def step_row(
     assignment: Assignment, report: StepReport, *, seconds: dict[str, float], spent_s: float, synchronous: bool
 ) -> dict[str, float]:
-    """The metrics of one step under flat names.
+    """The metrics of one step under flat names; `lag_max` is over the trained tokens, as the trainer counts them.
 
     Rollout tokens per second are over the wait for groups in a synchronous run, where nothing else is generated in, and
     over the whole step in an asynchronous one.
@@ -149,9 +149,7 @@ def step_row(
     return {
         "step": report.version,
         **{name: report.mean(name) for name in report.sums},
-        "logprob_abs_diff_mean": report.mean("logprob_abs_diff"),
-        "logprob_abs_diff_max": report.maxima.get("logprob_abs_diff", math.nan),
-        "lag_max": assignment.max_lag,
+        **{f"{name}_max": value for name, value in report.maxima.items()},
         "rollout_tokens_per_s": new_tokens / sampling_s if sampling_s else math.nan,
         "trainer_tokens_per_s": sum(g.num_tokens for g in assignment.groups) / seconds["train"],
         "seconds": spent_s,

@@ -68,6 +68,11 @@ def test_a_model_without_a_tokenizer_is_refused(config, capsys):
     assert "model.path must hold a tokenizer" in fault_of(capsys, "train", str(config))
 
 
+def test_an_unknown_architecture_is_refused_with_the_known_ones(config, capsys):
+    (config.parent / "model" / "config.json").write_text('{"model_type": "gpt2"}')
+    assert "model_type must be one of llama, qwen2, qwen3, got 'gpt2'" in fault_of(capsys, "train", str(config))
+
+
 def test_a_folder_that_a_run_has_used_is_refused_with_what_to_do(config, capsys):
     used = config.parent / "run"
     used.mkdir()

@@ -1,0 +1,190 @@
+"""Whole runs through the command line, with the real Ray, Redis server, SGLang and Megatron."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.megatron]
+
+REWARD = """
+def digits(prompt, sample):
+    return sum(c.isdigit() for c in sample.text) / 6
+"""
+TIMEOUT_S = 420.0
+
+
+@pytest.fixture
+def config(tmp_path: Path, model_folder: Path) -> dict:
+    """A run of a few small steps on one engine."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(8) for b in range(8)]
+    for name, part in (("train", rows[:50]), ("heldout", rows[50:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    return {
+        "run": {"folder": str(tmp_path / "run")},
+        "model": {"path": str(model_folder), "dtype": "float32"},
+        "data": {"path": str(tmp_path / "train.jsonl"), "template": "none"},
+        "reward": {"function": f"{tmp_path / 'reward.py'}:digits"},
+        "sampling": {"max_new_tokens": 6, "temperature": 0.9},
+        "loop": {"steps": 4, "groups_per_step": 8, "samples_per_prompt": 4},
+        "rollout": {"sglang": {"context_length": 64, "max_total_tokens": 8192}},
+        "trainer": {"lr": 1e-3},
+        "evaluation": {"path": str(tmp_path / "heldout.jsonl"), "every": 4},
+        "checkpoint": {"every": 2, "keep": 1},
+    }
+
+
+@contextmanager
+def started(config: dict, *arguments: str) -> Iterator[subprocess.Popen]:
+    """`slime-rl train` on `config` in a process group of its own, ended with the block."""
+    file = Path(config["run"]["folder"]).with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(config))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slime_rl.cli", "train", str(file), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def completed(config: dict, *arguments: str) -> str:
+    """What a run printed that ended well."""
+    with started(config, *arguments) as process:
+        printed, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, printed
+    return printed
+
+
+def metrics_of(config: dict) -> list[dict]:
+    lines = (Path(config["run"]["folder"]) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {what}"
+        time.sleep(0.1)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process's descendants."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def of_engines(pid: int) -> list[psutil.Process]:
+    """The descendants that are SGLang's schedulers."""
+    return [p for p in family(pid) if p.name().startswith("sglang::sch") or "sglang::scheduler" in p.cmdline()]
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    """None of them is left; zombies without a reaper in this container count as gone."""
+
+    def gone() -> bool:
+        return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    wait_for(gone, f"{len(processes)} processes to end", timeout_s=30.0)
+
+
+def test_a_synchronous_run_trains_on_its_own_version_and_leaves_what_it_should(config):
+    completed(config, "trainer.data_parallel=2")
+    folder = Path(config["run"]["folder"])
+    rows = metrics_of(config)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert {row["lag_max"] for row in rows} == {0}
+    assert all(row["logprob_abs_diff"] < 3e-5 for row in rows)
+    assert rows[-1]["reward"] > 0
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["max_lag_seen"] == 0
+    assert math.isfinite(summary["heldout_before"])
+    assert math.isfinite(summary["heldout_after"])
+    assert summary["logprob_abs_diff_mean"] < 3e-5
+    assert set(summary["seconds_by_phase"]) >= {"start", "wait", "train", "publish", "evaluate"}
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["version-000004"]
+    assert len(list((folder / "samples").iterdir())) == 4
+    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list((folder / "tensorboard").iterdir())
+    check_export(folder / "export")
+
+
+def check_export(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokens = tokenizer("1+1=", return_tensors="pt")["input_ids"]
+    assert model(tokens).logits.isfinite().all()
+
+
+def test_an_asynchronous_run_is_stale_but_never_beyond_the_bound(config):
+    config["loop"] |= {"steps": 8, "max_lag": 2}
+    completed(config, "rollout.num_engines=2", "checkpoint.every=8")
+    lags = [row["lag_max"] for row in metrics_of(config)]
+    assert len(lags) == 8
+    assert max(lags) <= 2
+    assert max(lags) >= 1
+    assert all(row["logprob_abs_diff"] < 3e-5 or math.isnan(row["logprob_abs_diff"]) for row in metrics_of(config))
+
+
+def test_ctrl_c_ends_a_run_and_every_process_of_it(config):
+    config["loop"]["steps"] = 10_000
+    metrics = Path(config["run"]["folder"]) / "metrics.jsonl"
+    with started(config) as process:
+        wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first step")
+        processes = family(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "interrupted; every process of the run has ended" in printed
+    wait_until_gone(processes)
+
+
+def test_a_killed_driver_leaves_no_process(config):
+    config["loop"]["steps"] = 10_000
+    metrics = Path(config["run"]["folder"]) / "metrics.jsonl"
+    with started(config) as process:
+        wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first step")
+        processes = family(process.pid)
+        process.kill()
+    wait_until_gone(processes)
+
+
+@pytest.mark.parametrize("victim", ["engine 0", "rollout worker 0", "trainer rank 0"])
+def test_a_killed_part_ends_the_run_with_its_name(config, victim):
+    config["loop"]["steps"] = 10_000
+    metrics = Path(config["run"]["folder"]) / "metrics.jsonl"
+    with started(config) as process:
+        wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first step")
+        processes = family(process.pid)
+        kill_part(process.pid, victim)
+        printed, _ = process.communicate(timeout=90)
+    assert process.returncode == 1, printed
+    assert f"slime-rl: {victim}" in printed
+    wait_until_gone(processes)
+
+
+def kill_part(driver: int, victim: str) -> None:
+    if victim == "engine 0":
+        of_engines(driver)[0].kill()
+        return
+    actor = {"rollout worker 0": "ray::WorkerActor", "trainer rank 0": "ray::TrainerActor"}[victim]
+    [found] = [p for p in family(driver) if any(actor in word for word in p.cmdline())]
+    found.kill()
