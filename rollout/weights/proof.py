@@ -36,8 +36,16 @@ def engine_checksums(tensors: Sequence[NamedTensor]) -> dict[str, str]:
     for name in by_name:
         fused, parts = _fused(name)
         if fused not in found and all(part in by_name for part in parts):
-            found[fused] = _checksum([_padded(part, by_name[part]) for part in parts])
+            found[fused] = checksum([_padded(part, by_name[part]) for part in parts])
     return found
+
+
+def checksum(parts: Sequence[Tensor]) -> str:
+    """The first digits of the SHA-256 of the bytes of `parts`, one after another; SGLang's own on a CPU."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:CHECKSUM_DIGITS]
 
 
 def check_held(engine: str, *, published: Mapping[str, str], held: Mapping[str, str]) -> None:
@@ -72,10 +80,3 @@ def _padded(name: str, tensor: Tensor) -> Tensor:
     if name not in VOCABULARY:
         return tensor
     return torch.nn.functional.pad(tensor, (0, 0, 0, -tensor.shape[0] % VOCABULARY_MULTIPLE))
-
-
-def _checksum(parts: Sequence[Tensor]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:CHECKSUM_DIGITS]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slime_rl.errors import WeightsError
+from slime_rl.rollout import sglang_plugin
 from slime_rl.rollout.weights import folder, intake, shared_memory
 from slime_rl.rollout.weights.proof import check_held, engine_checksums
 from slime_rl.types import Version
@@ -117,3 +118,8 @@ def test_a_head_of_its_own_is_not_taken_for_a_tied_one():
 def test_every_difference_is_named(sent, message):
     with pytest.raises(WeightsError, match=message):
         check_held("engine 1", published=engine_checksums(sent), held=engine_checksums(TENSORS))
+
+
+def test_a_gpus_weights_are_hashed_as_a_cpus_are():
+    tensor = torch.arange(6, dtype=torch.bfloat16)
+    assert sglang_plugin.hash_weight(tensor) == engine_checksums([("model.norm.weight", tensor)])["model.norm.weight"]
