@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
 from slime_rl.errors import ModelError
@@ -37,7 +38,10 @@ def read_architecture(folder: str | Path) -> PretrainedConfig:
     for name in _MUST_BE_OFF[family]:
         if values.get(name):
             raise ModelError(f"{folder}: {name} must be off for {family}, got {values[name]!r}")
-    architecture = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        architecture = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, StrictDataclassError) as error:
+        raise ModelError(f"{folder}/config.json: {error}") from error
     rope_arguments(architecture)
     return architecture
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from slime_rl.installed import check_arguments, dataclass_fields
 
-_DATACLASSES = (
+DATACLASSES = (
     ("core/transformer/transformer_config.py", "TransformerConfig"),
     ("core/model_parallel_config.py", "ModelParallelConfig"),
     ("core/optimizer/optimizer_config.py", "OptimizerConfig"),
@@ -76,6 +76,6 @@ def check_megatron_arguments(given: Mapping[str, Any]) -> None:
 
     Raises ConfigError with the path `trainer.megatron.<name>`.
     """
-    known = frozenset().union(*(dataclass_fields("megatron", module, name) for module, name in _DATACLASSES))
+    known = frozenset().union(*(dataclass_fields("megatron", module, name) for module, name in DATACLASSES))
     what = "a field of megatron's transformer, optimiser or data-parallel configuration"
     check_arguments("trainer.megatron", given, known=known, ours=OURS, what=what)

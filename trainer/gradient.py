@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slime_rl.config import ObjectiveConfig
-from slime_rl.errors import TrainerError
 from slime_rl.trainer.head import token_logprobs
 from slime_rl.trainer.model import PolicyModel
 from slime_rl.trainer.objective import clipped_ratio_loss, supervised_loss, truncated_importance_weights
@@ -39,10 +38,10 @@ class GradientPass:
         self._objective = objective
         self._device = policy.head.device
 
-    def run(self, batches: Sequence[MicroBatch]) -> Totals:
-        """Run all micro-batches of this rank; every rank takes part. The totals are this rank's own.
+    def run(self, batches: Sequence[MicroBatch]) -> tuple[Totals, list[int]]:
+        """Run all micro-batches of this rank; every rank takes part.
 
-        Raises TrainerError where the loss of a micro-batch is not finite, after the last collective.
+        Returns the totals of this rank, and the groups of those micro-batches whose loss is not finite.
         """
         measured: list[dict[str, Tensor]] = get_forward_backward_func()(
             forward_step_func=self._forward,
@@ -109,19 +108,19 @@ def _packed(lengths: Sequence[int], device: torch.device) -> PackedSeqParams:
     return PackedSeqParams("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
 
 
-def _totals(batches: Sequence[MicroBatch], measured: Sequence[dict[str, Tensor]]) -> Totals:
+def _totals(batches: Sequence[MicroBatch], measured: Sequence[dict[str, Tensor]]) -> tuple[Totals, list[int]]:
     """Add up what the micro-batches measured, fetched from the device at once."""
     names = list(measured[0])
     table = torch.stack([torch.stack([values[name].double() for name in names]) for values in measured]).tolist()
-    totals = Totals()
+    totals, unsound = Totals(), []
     for batch, row in zip(batches, table, strict=True):
         values = dict(zip(names, row, strict=True))
         if not math.isfinite(values["loss"]):
-            raise TrainerError(f"the loss is {values['loss']} in groups {', '.join(map(str, batch.groups))}")
+            unsound.extend(batch.groups)
         fresh = int((batch.lags == 0).sum())
         totals.raise_to("logprob_abs_diff", values.pop("logprob_abs_diff_max", 0.0))
         for name, value in values.items():
             totals.add(name, value, fresh if name == "logprob_abs_diff" else len(batch.rows))
         totals.add("lag", float(batch.lags.sum()), len(batch.rows))
         totals.raise_to("lag", float(batch.lags.max(initial=0)))
-    return totals
+    return totals, unsound

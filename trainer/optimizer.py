@@ -63,6 +63,11 @@ class Optimizer:
             wd_incr_style="constant",
         )
 
+    def settle(self) -> None:
+        """Wait until every rank holds the weights of the last step, even where they are gathered ahead of their use."""
+        if self._model.ddp_config.overlap_param_gather:
+            self._model.start_param_sync(force_sync=True)
+
     def zero_grad(self) -> None:
         """Forget the gradients of the step before."""
         self._model.zero_grad_buffer()

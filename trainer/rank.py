@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,7 +86,7 @@ class MegatronRank:
         clock = _Clock()
         with clock.phase("read"):
             groups = self._read_groups(group_ids)
-        with _named(f"step {step}, groups {', '.join(map(str, group_ids)) or 'of other ranks'}"):
+        with _named(f"step {step}, groups {_list(group_ids) or 'of other ranks'}"):
             totals = self._accumulate(groups, clock)
             with clock.phase("optimiser"):
                 self._update(totals)
@@ -103,6 +104,7 @@ class MegatronRank:
 
         They share memory with the model: copy what has to outlive the next step.
         """
+        self._optimizer.settle()
         return self._hub.export(self._policy)
 
     def save_hf(self, folder: str | Path) -> None:
@@ -120,7 +122,7 @@ class MegatronRank:
         distributed.leave()
 
     def _accumulate(self, groups: Sequence[Group], clock: _Clock) -> Totals:
-        """Gradient of the step, and its totals over all ranks."""
+        """Gradient of the step, and its totals over all ranks. Raises only after the last collective."""
         with clock.phase("pack"):
             batches = pack(
                 trained_samples(groups, self._config.objective),
@@ -130,11 +132,16 @@ class MegatronRank:
             totals = group_totals(groups)
         with clock.phase("forward_backward"):
             self._optimizer.zero_grad()
-            totals.merge(self._gradient.run(batches))
-            return totals.over_ranks(distributed.data_parallel_group(), self._policy.head.device)
+            measured, unsound = self._gradient.run(batches)
+            totals.merge(measured)
+            totals = totals.over_ranks(distributed.data_parallel_group(), self._policy.head.device)
+        if not math.isfinite(loss := totals.sums["loss"]):
+            raise TrainerError(f"the loss is {loss} in groups {_list(unsound) or 'of other ranks'}")
+        return totals
 
     def _update(self, totals: Totals) -> None:
         trained = totals.counts["loss"] > 0
+        totals.add("num_tokens", 0, 1)
         learning_rate = self._optimizer.learning_rate(self._version)
         totals.add("lr", learning_rate, 1)
         totals.add("skipped", 0.0 if trained else 1.0, 1)
@@ -144,6 +151,10 @@ class MegatronRank:
             self._optimizer.update(grad_norm)
         else:
             totals.add("grad_norm", 0.0, 0)
+
+
+def _list(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(set(ids))))
 
 
 class _Clock:

@@ -47,7 +47,7 @@ def group_totals(groups: Sequence[Group]) -> Totals:
     scored = [reward for reward in rewards.values() if reward is not None]
     samples = [sample for group in groups for sample in group.samples]
     totals.add("reward", sum(scored), len(scored))
-    totals.add("num_tokens", sum(sample.num_tokens for sample in samples), 1)
+    totals.add("num_tokens", sum(sample.num_tokens for sample in samples), 0)
     totals.add("response_length", sum(sample.num_trained for sample in samples), len(rewards))
     return totals
 
