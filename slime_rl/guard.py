@@ -2,8 +2,8 @@
 
 Agents of Ray keep each other alive after their raylet is gone, and servers start sessions of their own, so neither
 process groups nor parent-death signals reach all of them. The guard lives in a session of its own, waits on a pipe
-from the driver, and notes once a second which processes descend from it. End of file without a farewell means that the
-driver died: the guard kills whatever it has noted. It imports the standard library only.
+from the driver, and notes once a second which new processes descend from it. End of file without a farewell means that
+the driver died or failed: the guard kills whatever it has noted. It imports the standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-FAREWELL = b"."
+READY, FAREWELL = b"!", b"."
 PERIOD_S = 1.0
 SWEEP_TIMEOUT_S = 10.0
 
@@ -26,31 +26,35 @@ Process = tuple[int, int]
 
 
 class Guard:
-    """Watches over the processes started inside its `with` block."""
+    """Watches over the processes started inside its `with` block: none of them outlives a block that fails."""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "slime_rl.guard", str(os.getpid())],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        assert self._process.stdout is not None
+        self._process.stdout.read(len(READY))  # from here on, what is started is noted
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.communicate(FAREWELL)
+        self._process.communicate(FAREWELL if kind is None else b"")
 
 
 def main() -> None:
     """Note descendants until the pipe ends, then kill them unless the owner said farewell."""
     owner = int(sys.argv[1])
+    before = descendants({owner})
+    os.write(sys.stdout.fileno(), READY)
     noted: set[Process] = set()
     while not select.select([sys.stdin.buffer], [], [], PERIOD_S)[0]:
-        noted = living(noted) | descendants({owner})
+        noted = living(noted) | descendants({owner}) - before
     if os.read(sys.stdin.fileno(), 1) != FAREWELL:
-        sweep(noted)
+        sweep(living(noted) | descendants({owner}) - before)
 
 
 def sweep(noted: set[Process]) -> None:
