@@ -50,6 +50,7 @@ CPU_ARGUMENTS: Mapping[str, Any] = {
 }
 """What an SGLang server needs on a CPU, where it would else spin when idle and size its cache from free memory."""
 
+KEEP_ALIVE_S = 3600
 GPU_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/kfd"))
 
 
@@ -100,7 +101,8 @@ def server_environment(given: Mapping[str, Any]) -> dict[str, str]:
     """The environment of an engine: this process's own, and what SGLang reads from it.
 
     One thread a process on a CPU, since several servers share the cores. `/health` only says that the server
-    answers; that it generates is asked by `/health_generate`, which must not run while generation is paused.
+    answers; that it generates is asked by `/health_generate`, which must not run while generation is paused. An idle
+    connection is closed by the client before the server would, else a request could meet a closing one and be lost.
     """
     environment = dict(os.environ)
     if on_cpu(given):
@@ -108,6 +110,7 @@ def server_environment(given: Mapping[str, Any]) -> dict[str, str]:
         environment.setdefault("OMP_NUM_THREADS", "1")
     environment["HF_HUB_OFFLINE"] = "1"
     environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
+    environment["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
 

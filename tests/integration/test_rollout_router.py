@@ -70,8 +70,6 @@ async def test_an_evaluation_runs_over_both_engines(router, renderer):
     result = await evaluate(prompts, program, length, evaluation=EvaluationConfig(path="held-out.jsonl"))
     assert result.scores.shape == (100,)
     assert result.score == pytest.approx(result.lengths.mean())
-    again = await evaluate(prompts, program, length, evaluation=EvaluationConfig(path="held-out.jsonl"))
-    assert again.scores.tolist() == result.scores.tolist()
 
 
 async def test_one_publish_reaches_every_engine(router, engine, second_engine, new_weights, tmp_path):
