@@ -6,7 +6,7 @@ Shape letters: S samples of a micro-batch, T tokens of it, M trained tokens of i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,9 @@ from slime_rl.trainer.model import PolicyModel
 from slime_rl.trainer.objective import clipped_ratio_loss, supervised_loss, truncated_importance_weights
 from slime_rl.trainer.packing import MicroBatch
 from slime_rl.trainer.report import Totals
+
+Loss = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""The summed loss of a micro-batch, how many tokens it sums, and what else was measured, as Megatron wants it."""
 
 
 class GradientPass:
@@ -43,40 +46,71 @@ class GradientPass:
 
         Returns the totals of this rank, and the groups of those micro-batches whose loss is not finite.
         """
-        measured: list[dict[str, Tensor]] = get_forward_backward_func()(
-            forward_step_func=self._forward,
+        return _totals(batches, self._pass(batches, self._loss, forward_only=False))
+
+    @torch.no_grad()
+    def probability(self, batches: Sequence[MicroBatch]) -> Totals:
+        """How likely the model is to write each sample's trained tokens as they stand; no gradient, no update.
+
+        `probability` sums it over samples: for worked examples it is the expected exact match at temperature 1.
+        """
+        totals = Totals()
+        for values in self._pass(batches, self._probability, forward_only=True):
+            totals.add("probability", *values["probability"].tolist())
+        return totals
+
+    def _pass(
+        self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch, Tensor], Loss], *, forward_only: bool
+    ) -> list[dict[str, Tensor]]:
+        return get_forward_backward_func()(
+            forward_step_func=partial(self._forward, loss),
             data_iterator=iter(batches),
             model=self._model,
             num_microbatches=len(batches),
             seq_length=0,
             micro_batch_size=1,
-            forward_only=False,
+            forward_only=forward_only,
         )
-        return _totals(batches, measured)
 
-    def _forward(self, batches: Iterator[MicroBatch], model: DistributedDataParallel):
+    def _forward(
+        self,
+        loss: Callable[[MicroBatch, Tensor], Loss],
+        batches: Iterator[MicroBatch],
+        model: DistributedDataParallel,
+    ) -> tuple[Tensor, Callable[[Tensor], Loss]]:
         batch = next(batches)
         tokens = self._tensor(batch.tokens)[None]
         options = {"fp32_output": False} if self._policy.config.bf16 else {}
         hidden = model(tokens, tokens, None, packed_seq_params=_packed(batch.lengths, self._device), **options)
-        return hidden, partial(self._loss, batch)
+        return hidden, partial(loss, batch)
 
-    def _loss(self, batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """hidden [T, 1, H] -> the summed loss, how many tokens it sums, and what else is measured."""
-        rows = self._tensor(batch.rows)
-        logprobs, entropy = token_logprobs(
-            hidden.squeeze(1).index_select(0, rows),
+    def _logprobs(self, batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """hidden [T, 1, H] -> log-prob and entropy of each trained token, [M] each."""
+        return token_logprobs(
+            hidden.squeeze(1).index_select(0, self._tensor(batch.rows)),
             self._policy.head,
             self._tensor(batch.targets),
             self._tensor(batch.temperatures),
         )
+
+    def _probability(self, batch: MicroBatch, hidden: Tensor) -> Loss:
+        """hidden [T, 1, H] -> the summed probability of the samples, and how many there are."""
+        logprobs, _ = self._logprobs(batch, hidden)
+        by_sample = logprobs.new_zeros(len(batch.lengths)).index_add(0, self._tensor(batch.owners), logprobs)
+        samples = by_sample[torch.unique(self._tensor(batch.owners))]
+        total = torch.stack((samples.exp().sum(), samples.new_tensor(float(len(samples)))))
+        return total[0], torch.tensor(len(batch.rows), dtype=torch.int), {"probability": total}
+
+    def _loss(self, batch: MicroBatch, hidden: Tensor) -> Loss:
+        """hidden [T, 1, H] -> the summed loss, how many tokens it sums, and what else is measured."""
+        logprobs, entropy = self._logprobs(batch, hidden)
         if self._objective.loss == "sft":
             losses, measured = supervised_loss(logprobs), {}
         else:
             losses, measured = self._policy_loss(batch, logprobs)
         loss = losses.sum()
         measured |= {"loss": loss.detach(), "entropy": entropy.sum()}
-        return loss, torch.tensor(len(rows), dtype=torch.int), measured
+        return loss, torch.tensor(len(batch.rows), dtype=torch.int), measured
 
     def _policy_loss(self, batch: MicroBatch, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """logprobs [M] -> weighted loss [M]. One step is taken on a batch: the proximal policy is the current."""

@@ -37,6 +37,7 @@ class MicroBatch:
     lengths: tuple[int, ...]  # [S], ascending, so that equal lengths lie side by side
     tokens: NDArray[np.int64]  # [T]
     rows: NDArray[np.int64]  # [M]
+    owners: NDArray[np.int64]  # [M] the place of each token's sample in `lengths`
     targets: NDArray[np.int64]  # [M]
     behaviour: NDArray[np.float32]  # [M] the engine's log-probs
     temperatures: NDArray[np.float32]  # [M]
@@ -99,6 +100,7 @@ def idle() -> MicroBatch:
         lengths=(1,),
         tokens=np.zeros(1, np.int64),
         rows=nothing,
+        owners=nothing,
         targets=nothing,
         behaviour=weightless,
         temperatures=weightless,
@@ -129,6 +131,7 @@ def _lay_out(items: Sequence[tuple[TrainedSample, NDArray[np.int64]]], version: 
         lengths=tuple(lengths.tolist()),
         tokens=np.concatenate([s.tokens[:n] for s, n in zip(samples, lengths, strict=True)]).astype(np.int64),
         rows=np.concatenate(places) - 1 + starts[owner],
+        owners=owner,
         targets=of_trained(sample.tokens for sample in samples).astype(np.int64),
         behaviour=of_trained(sample.logprobs for sample in samples).astype(np.float32),
         temperatures=np.array([sample.temperature for sample in samples], np.float32)[owner],

@@ -20,7 +20,7 @@ from slime_rl.trainer.gradient import GradientPass
 from slime_rl.trainer.hub_folder import write_hub_folder
 from slime_rl.trainer.model import HubModel, PolicyModel
 from slime_rl.trainer.optimizer import Optimizer, data_parallel
-from slime_rl.trainer.packing import pack
+from slime_rl.trainer.packing import MicroBatch, pack
 from slime_rl.trainer.report import Totals
 from slime_rl.trainer.samples import group_totals, trained_samples
 from slime_rl.types import Group, StepReport, Version
@@ -99,6 +99,15 @@ class MegatronRank:
             seconds=clock.seconds,
         )
 
+    def probability(self, groups: Sequence[Group]) -> float:
+        """The mean probability, over all ranks' samples, that the model writes what is masked in; trains nothing.
+
+        A rank may have no group; one of them has to.
+        """
+        self._optimizer.settle()
+        totals = self._over_ranks(self._gradient.probability(self._pack(groups)))
+        return totals.sums["probability"] / totals.counts["probability"]
+
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """The weights in the model's type under their Hugging Face checkpoint names, in one order on every rank.
 
@@ -124,20 +133,23 @@ class MegatronRank:
     def _accumulate(self, groups: Sequence[Group], clock: _Clock) -> Totals:
         """Gradient of the step, and its totals over all ranks. Raises only after the last collective."""
         with clock.phase("pack"):
-            batches = pack(
-                trained_samples(groups, self._config.objective),
-                max_tokens=self._config.trainer.max_tokens_per_microbatch,
-                version=self._version,
-            )
+            batches = self._pack(groups)
             totals = group_totals(groups)
         with clock.phase("forward_backward"):
             self._optimizer.zero_grad()
             measured, unsound = self._gradient.run(batches)
             totals.merge(measured)
-            totals = totals.over_ranks(distributed.data_parallel_group(), self._policy.head.device)
+            totals = self._over_ranks(totals)
         if not math.isfinite(loss := totals.sums["loss"]):
             raise TrainerError(f"the loss is {loss} in groups {_list(unsound) or 'of other ranks'}")
         return totals
+
+    def _pack(self, groups: Sequence[Group]) -> list[MicroBatch]:
+        samples = trained_samples(groups, self._config.objective)
+        return pack(samples, max_tokens=self._config.trainer.max_tokens_per_microbatch, version=self._version)
+
+    def _over_ranks(self, totals: Totals) -> Totals:
+        return totals.over_ranks(distributed.data_parallel_group(), self._policy.head.device)
 
     def _update(self, totals: Totals) -> None:
         trained = totals.counts["loss"] > 0

@@ -14,21 +14,28 @@ from slime_rl.types import Finish, Group, Sample, Span, Version
 
 
 class WorkedExamples:
-    """Each row is a group of one sample: the rendered prompt, masked out, and the reference answer, masked in."""
+    """Each row is a group of one sample: the rendered prompt, masked out, and the reference answer, masked in.
 
-    def __init__(self, config: Config) -> None:
+    `field` says which of the configuration's data sets: "data.path" or "evaluation.path".
+    """
+
+    def __init__(self, config: Config, path: str, *, field: str) -> None:
         self._config = config
-        self._prompts = load_prompts(config.data.path, config.data.columns, field="data.path")
+        self._prompts = load_prompts(path, config.data.columns, field=field)
         self._renderer = Renderer(config.model, config.data)
         self._samples: dict[int, Sample] = {}
 
     def __call__(self, ids: Sequence[int]) -> list[Group]:
         """The groups of `ids`, which count rows over all epochs in their seeded order."""
-        return [self._group(id) for id in ids]
-
-    def _group(self, id: int) -> Group:
         data, seed = self._config.data, self._config.run.seed
-        index = prompt_index(id, num_prompts=len(self._prompts), seed=seed, shuffle=data.shuffle)
+        size = len(self._prompts)
+        return [self._group(id, prompt_index(id, num_prompts=size, seed=seed, shuffle=data.shuffle)) for id in ids]
+
+    def share(self, rank: int, num_ranks: int, max_prompts: int | None) -> list[Group]:
+        """This rank's part of the first `max_prompts` rows, in the order of the file."""
+        return [self._group(index, index) for index in range(len(self._prompts))[:max_prompts][rank::num_ranks]]
+
+    def _group(self, id: int, index: int) -> Group:
         if index not in self._samples:
             self._samples[index] = self._sample(index)
         return Group(id=id, prompt_index=index, attempt=1, samples=(self._samples[index],))

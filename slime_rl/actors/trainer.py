@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from slime_rl.actors.calls import Callee, end, result, write_output_to
+from slime_rl.actors.supervised import WorkedExamples
 from slime_rl.buffer.reader import GroupReader
 from slime_rl.config import Config
 from slime_rl.errors import TrainerError
@@ -20,11 +21,17 @@ from slime_rl.rollout.address import Address
 from slime_rl.trainer.packing import share_groups
 from slime_rl.types import Assignment, Group, StepReport, Version
 
-OpenReader = Callable[[], Callable[[Sequence[int]], list[Group]]]
+ReadGroups = Callable[[Sequence[int]], list[Group]]
+OpenReader = Callable[[], ReadGroups]
 """Makes, inside the rank's process, what reads groups by id."""
 
 
-def read_from_buffer(url: str, run_id: str) -> Callable[[Sequence[int]], list[Group]]:
+def read_worked_examples(config: Config) -> ReadGroups:
+    """A reader of the training data's rows as groups."""
+    return WorkedExamples(config, config.data.path, field="data.path")
+
+
+def read_from_buffer(url: str, run_id: str) -> ReadGroups:
     """A reader of a run's groups, connected from the process that calls this."""
     return GroupReader(url, run_id).read
 
@@ -37,6 +44,7 @@ class TrainerActor:
         write_output_to(log)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
         self._rank, self._config = rank, config
+        self._held_out: WorkedExamples | None = None
 
     def find_port(self) -> tuple[str, int]:
         """This node's address, and a port of it for the ranks to meet at."""
@@ -62,6 +70,15 @@ class TrainerActor:
     def step(self, group_ids: Sequence[int], step: int) -> StepReport:
         """Train this rank's share of a step."""
         return self._megatron.step(group_ids, step)
+
+    def probability(self) -> float:
+        """How likely the model is to write the answers of the held-out set, on average; all ranks share its rows."""
+        evaluation = self._config.evaluation
+        assert evaluation is not None, "the configuration has no evaluation section"
+        if self._held_out is None:
+            self._held_out = WorkedExamples(self._config, evaluation.path, field="evaluation.path")
+        num_ranks = self._config.trainer.data_parallel
+        return self._megatron.probability(self._held_out.share(self._rank, num_ranks, evaluation.max_prompts))
 
     def publish(self, version: Version, engines: Sequence[Address], folder: Path) -> None:
         """Take part in gathering the weights; rank 0 brings them to the engines."""
@@ -125,6 +142,11 @@ class TrainerGroup:
         calls = [r.actor.step.remote(share, assignment.step) for r, share in zip(self._ranks, shares, strict=True)]
         reports = await self._wait(calls, doing=f"in step {assignment.step}", timeout_s=self._config.step_timeout_s)
         return reports[0]
+
+    async def probability(self) -> float:
+        """How likely the model is to write the answers of the held-out set, on average."""
+        doing = "as it scored the held-out set"
+        return (await self._all("probability", doing=doing, timeout_s=self._config.step_timeout_s))[0]
 
     async def publish(self, version: Version) -> None:
         """Bring a version to the engines."""

@@ -27,7 +27,7 @@ def run(folder: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     preflight.check(config)
     summary = training.run(config)
     summary |= {
-        "heldout_overlap": len(_problems(root, "heldout") & (_problems(root, "train") | _problems(root, "warm_up"))),
+        "heldout_overlap": len(_problems(root, "heldout") & _problems(root, "train", "warm_up", "validation")),
         "seconds_total": time.monotonic() - started,
         "seconds_by_phase": {"warm_up": warm_up_s, **summary["seconds_by_phase"]},
     }
@@ -59,8 +59,9 @@ def _config(name: str, root: Path, overrides: Sequence[str]) -> Config:
     return validate(values)
 
 
-def _problems(root: Path, name: str) -> set[tuple[int, int]]:
-    return read_problems(root / "data" / f"{name}.jsonl")
+def _problems(root: Path, *names: str) -> set[tuple[int, int]]:
+    """The problems in any of the named files."""
+    return set().union(*(read_problems(root / "data" / f"{name}.jsonl") for name in names))
 
 
 def _new_folder() -> Path:

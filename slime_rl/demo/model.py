@@ -16,6 +16,7 @@ VOCABULARY_SIZE = 128
 def write_model(folder: Path, seed: int) -> int:
     """Write a freshly initialised model of 0.8 M parameters with its tokenizer; return the number of parameters."""
     tokenizer = make_tokenizer()
+    vocabulary = tokenizer.get_vocab()
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -29,8 +30,8 @@ def write_model(folder: Path, seed: int) -> int:
             max_position_embeddings=64,
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=tokenizer.convert_tokens_to_ids(EOS),
-            pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
+            eos_token_id=vocabulary[EOS],
+            pad_token_id=vocabulary[PAD],
             dtype="float32",
         )
     )

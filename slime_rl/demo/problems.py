@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NUM_HELD_OUT = 300
+NUM_VALIDATION = 200
 NUM_WARM_UP = 600
 
 Problem = tuple[int, int]
@@ -21,16 +22,17 @@ Problem = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which problems are for what. The warm-up's are some of the training problems."""
+    """Which problems are for what. Those of the warm-up, and those that say when it ends, are training problems too."""
 
     held_out: tuple[Problem, ...]
+    validation: tuple[Problem, ...]
     warm_up: tuple[Problem, ...]
     train: tuple[Problem, ...]
 
     @property
     def overlap(self) -> int:
         """How many held-out problems occur in the warm-up or in training."""
-        return len(set(self.held_out) & {*self.warm_up, *self.train})
+        return len(set(self.held_out) & {*self.validation, *self.warm_up, *self.train})
 
 
 def split_problems(seed: int) -> Split:
@@ -38,12 +40,14 @@ def split_problems(seed: int) -> Split:
     problems = [(a, b) for a in range(100) for b in range(a, 100)]
     random.Random(seed).shuffle(problems)
     held_out, train = problems[:NUM_HELD_OUT], problems[NUM_HELD_OUT:]
-    return Split(tuple(held_out), tuple(train[:NUM_WARM_UP]), tuple(train))
+    validation, warm_up = train[:NUM_VALIDATION], train[NUM_VALIDATION:][:NUM_WARM_UP]
+    return Split(tuple(held_out), tuple(validation), tuple(warm_up), tuple(train))
 
 
 def write_data(folder: Path, split: Split, seed: int) -> None:
-    """Write `train.jsonl`, `warm_up.jsonl` and `heldout.jsonl`; training sees both orders of a problem."""
+    """Write a JSONL file for each part of the split; training sees both orders of a problem."""
     folder.mkdir(parents=True)
+    _write(folder / "validation.jsonl", _ordered(split.validation, seed))
     _write(folder / "heldout.jsonl", _ordered(split.held_out, seed))
     _write(folder / "train.jsonl", _both_orders(split.train))
     _write(folder / "warm_up.jsonl", _both_orders(split.warm_up))

@@ -6,8 +6,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from slime_rl.actors.supervised import WorkedExamples
-from slime_rl.actors.trainer import TrainerGroup
+from slime_rl.actors.trainer import TrainerGroup, read_worked_examples
 from slime_rl.config import Config
 from slime_rl.errors import ConfigError
 from slime_rl.guard import Guard
@@ -41,7 +40,7 @@ async def _train(config: Config, folder: RunFolder) -> None:
     trainer = TrainerGroup(
         config,
         logs=folder.logs,
-        open_reader=partial(WorkedExamples, config),
+        open_reader=partial(read_worked_examples, config),
         engines=(),
         checkpoint=folder.checkpoint,
         prune=partial(folder.prune, config.checkpoint.keep),
@@ -51,16 +50,30 @@ async def _train(config: Config, folder: RunFolder) -> None:
     try:
         with step_bar("supervised", config.loop.steps) as bar:
             version = await trainer.load()
-            while version < config.loop.steps:
+            reached = False
+            while version < config.loop.steps and not reached:
                 report = await trainer.step(_rows(version, config.loop.groups_per_step))
                 version = report.version
-                metrics.step(version, {"loss": report.mean("loss"), "lr": report.mean("lr")})
-                bar.advance(version, f"loss {report.mean('loss'):.3f}")
+                values = {"loss": report.mean("loss"), "lr": report.mean("lr")}
+                if _is_due(config, version):
+                    values["heldout_probability"] = await trainer.probability()
+                    reached = _reaches(config, values["heldout_probability"])
+                metrics.step(version, values)
+                bar.advance(version, ", ".join(f"{name} {value:.3g}" for name, value in values.items()))
         await trainer.save(version)
         folder.link_export()
     finally:
         trainer.close()
         metrics.close()
+
+
+def _is_due(config: Config, version: Version) -> bool:
+    evaluation = config.evaluation
+    return evaluation is not None and (version % evaluation.every == 0 or version == config.loop.steps)
+
+
+def _reaches(config: Config, score: float) -> bool:
+    return config.loop.stop_at_score is not None and score >= config.loop.stop_at_score
 
 
 def _rows(step: Version, rows_per_step: int) -> Assignment:
