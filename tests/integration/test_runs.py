@@ -85,6 +85,16 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOU
         time.sleep(0.1)
 
 
+def wait_for_first_step(config: dict, process: subprocess.Popen) -> None:
+    metrics = Path(config["run"]["folder"]) / "metrics.jsonl"
+
+    def stepped_or_ended() -> bool:
+        return process.poll() is not None or (metrics.exists() and metrics.stat().st_size > 0)
+
+    wait_for(stepped_or_ended, "the first step")
+    assert process.poll() is None, process.communicate()[0]
+
+
 def family(pid: int) -> list[psutil.Process]:
     """A process's descendants."""
     return psutil.Process(pid).children(recursive=True)
@@ -146,9 +156,8 @@ def test_an_asynchronous_run_is_stale_but_never_beyond_the_bound(config):
 
 def test_ctrl_c_ends_a_run_and_every_process_of_it(config):
     config["loop"]["steps"] = 10_000
-    metrics = Path(config["run"]["folder"]) / "metrics.jsonl"
     with started(config) as process:
-        wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first step")
+        wait_for_first_step(config, process)
         processes = family(process.pid)
         os.killpg(process.pid, signal.SIGINT)
         printed, _ = process.communicate(timeout=60)
@@ -159,9 +168,8 @@ def test_ctrl_c_ends_a_run_and_every_process_of_it(config):
 
 def test_a_killed_driver_leaves_no_process(config):
     config["loop"]["steps"] = 10_000
-    metrics = Path(config["run"]["folder"]) / "metrics.jsonl"
     with started(config) as process:
-        wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first step")
+        wait_for_first_step(config, process)
         processes = family(process.pid)
         process.kill()
     wait_until_gone(processes)
@@ -170,9 +178,8 @@ def test_a_killed_driver_leaves_no_process(config):
 @pytest.mark.parametrize("victim", ["engine 0", "rollout worker 0", "trainer rank 0"])
 def test_a_killed_part_ends_the_run_with_its_name(config, victim):
     config["loop"]["steps"] = 10_000
-    metrics = Path(config["run"]["folder"]) / "metrics.jsonl"
     with started(config) as process:
-        wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first step")
+        wait_for_first_step(config, process)
         processes = family(process.pid)
         kill_part(process.pid, victim)
         printed, _ = process.communicate(timeout=90)
