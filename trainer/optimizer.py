@@ -49,6 +49,9 @@ class Optimizer:
             **fields_of(OptimizerConfig, config.megatron),
         )
         self._optimizer = cast(ChainedOptimizer, get_megatron_optimizer(self.config, [model]))
+        for group in self._optimizer.param_groups:
+            if "fused" in group:  # torch's own optimiser: one kernel for each weight instead of ten
+                group["fused"] = True
         self._schedule = OptimizerParamScheduler(
             self._optimizer,
             init_lr=0.0,
