@@ -75,9 +75,9 @@ class HubModel:
         return self.architecture.tie_word_embeddings
 
     def build(self) -> PolicyModel:
-        """The modules of this rank, their weights not yet set."""
+        """The modules of this rank on its device, their weights not yet set."""
         config = self._bridge.config
-        return PolicyModel(
+        model = PolicyModel(
             config,
             cast(Any, _block(config)),
             vocab_size=self.architecture.vocab_size,
@@ -87,6 +87,7 @@ class HubModel:
             share_embeddings_and_output_weights=self._tied,
             **rope_arguments(self.architecture),
         )
+        return model.cuda() if torch.cuda.is_available() else model
 
     def load(self, model: PolicyModel) -> None:
         """Fill `model` from the folder; every rank of its parallel group takes part.

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -62,8 +61,6 @@ class MegatronRank:
         trainer = self._config.trainer
         self._hub = HubModel(self._config.model, trainer.megatron)
         self._policy: PolicyModel = self._hub.build()
-        if torch.cuda.is_available():
-            self._policy.cuda()
         self._hub.load(self._policy)
         model = data_parallel(self._policy, trainer.megatron)
         self._optimizer = Optimizer(model, trainer, num_steps=self._config.loop.steps)
