@@ -6,10 +6,10 @@ Standard input is a pipe whose other end the owner keeps open. When that end clo
 killed, the server is ended and the socket's folder removed. Exits with the server's status.
 """
 
-import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +24,7 @@ def main(folder: str, *command: str) -> int:
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with_parent(libc))
     select.select([sys.stdin, os.pidfd_open(server.pid)], [], [])
     status = end(server)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # a server that was killed leaves its socket
     return status
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -81,12 +82,14 @@ OWNER = "import sys, pathlib, time\nfrom slime_rl.buffer.server import EmbeddedS
 def test_it_ends_when_its_owner_or_its_watcher_is_killed(tmp_path, victim):
     with subprocess.Popen([sys.executable, "-c", OWNER, tmp_path], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        process = server_process(owner.stdout.readline().strip())
+        url = owner.stdout.readline().strip()
+        process = server_process(url)
         watcher = process.parent()
         assert watcher is not None
         os.kill(owner.pid if victim == "owner" else watcher.pid, signal.SIGKILL)
         process.wait(TIMEOUT_S)
         owner.kill()
+    shutil.rmtree(Path(url.partition("@")[2]).parent, ignore_errors=True)  # a killed watcher cannot
 
 
 def test_an_interrupt_of_the_terminal_does_not_reach_it(server):
@@ -105,6 +108,7 @@ async def test_a_run_is_found_again_after_the_server_was_killed(server, tmp_path
     process.kill()
     process.wait(TIMEOUT_S)
     server.stop()
+    assert not Path(url.partition("@")[2]).parent.exists()
     again = await RedisBuffer.open(server.start(), pacing(run_id="kept"), create=False)
     assert await again.assign(0) == before
     await again.close()
