@@ -51,7 +51,8 @@ class NormedColumnParallelLinear(ColumnParallelLinear):
 
 
 def _norm_weight(config: TransformerConfig, size: int) -> nn.Parameter:
-    weight = nn.Parameter(torch.ones(size, dtype=config.params_dtype))
+    device = None if config.use_cpu_initialization else torch.cuda.current_device()
+    weight = nn.Parameter(torch.ones(size, dtype=config.params_dtype, device=device))
     weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]: megatron's mark
     return weight
 

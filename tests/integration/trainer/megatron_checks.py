@@ -7,7 +7,7 @@ import inspect
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import slime_rl.trainer  # noqa: F401  megatron has to find its hook in place
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core import dist_checkpointing
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -108,7 +109,7 @@ def _third_step(
     ids = [group.id for group in groups]
     try:
         if resumed:
-            state = dist_checkpointing.load(_state(trainer, is_loading=True), folder)
+            state: Any = dist_checkpointing.load(_state(trainer, is_loading=True), folder)
             trainer._policy.load_state_dict(state["model"])
             trainer._optimizer._optimizer.load_state_dict(state["optimizer"])
             trainer._version = 2
@@ -168,14 +169,13 @@ def packed_attention(
         num_query_groups=num_groups,
         attention_dropout=0.0,
     )
-    attention = PackedAttention(
-        config, 1, AttnMaskType.causal, "self", pg_collection=SimpleNamespace(cp=distributed.data_parallel_group())
-    )
+    groups = ProcessGroupCollection(cp=distributed.data_parallel_group())
+    attention = PackedAttention(config, 1, AttnMaskType.causal, "self", pg_collection=groups)
     torch.manual_seed(0)
     shapes = [(sum(lengths), count, 8) for count in (num_heads, num_groups, num_groups)]
-    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    query, key, value = inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     weights = torch.randn(sum(lengths), 8 * num_heads)
-    expected = _one_by_one(*inputs, lengths)
+    expected = _one_by_one(query, key, value, lengths)
     expected_grads = torch.autograd.grad((expected * weights).sum(), inputs)
     bounds = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
     longest = max(lengths)

@@ -174,6 +174,28 @@ def test_supervised_steps_learn_what_is_marked(ranks, models, new_config, new_gr
     assert losses == pytest.approx(plain, rel=1e-4)
 
 
+def test_probability_is_that_of_writing_every_marked_token_of_a_sample(ranks, models, new_config, new_groups):
+    groups = ranks.one("record_logprobs", folder=models["qwen3"], groups=new_groups([3, 2, 4], lengths=(3, 6)))
+    samples = [sample for group in groups for sample in group.samples if sample.num_trained]
+    expected = np.mean([np.exp(sample.logprobs.sum()) for sample in samples])
+    config = new_config(models["qwen3"], objective={"loss": "sft"}, trainer={"max_tokens_per_microbatch": 16})
+    for shares in ([[0, 1, 2], []], [[1], [2, 0]]):
+        each = [{"share": share} for share in shares]
+        assert ranks.both("probability", each, config=config, groups=groups) == pytest.approx([expected] * 2, rel=1e-5)
+
+
+def test_bfloat16_keeps_master_weights_and_gradients_in_float32(ranks, models, new_config, new_groups):
+    config = new_config(models["qwen3"], model={"dtype": "bfloat16"})
+    found = ranks.alone("inspect_rank", config=config, groups=new_groups([2, 2]))
+    assert found["exported"] == {"torch.bfloat16"}
+    assert found["master"] == found["moments"] == found["gradients"] == {"torch.float32"}
+
+
+def test_ranks_on_one_machine_listen_on_loopback_only(ranks, models, new_config, new_groups):
+    found = ranks.alone("inspect_rank", config=new_config(models["qwen3"]), groups=new_groups([2, 2]))
+    assert found["listeners"] == {"127.0.0.1"}
+
+
 def test_the_learning_rate_warms_up_and_falls(ranks, models, new_config, new_groups):
     config = new_config(models["qwen3"], trainer={"lr_warmup_steps": 2, "lr_schedule": "linear"})
     reports, _ = ranks.train(config, new_groups([2]), 4)

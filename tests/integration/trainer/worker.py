@@ -16,6 +16,7 @@ from typing import Any
 
 import megatron_checks
 import numpy as np
+import psutil
 import torch
 import transformers
 from megatron_checks import start
@@ -106,6 +107,37 @@ def poisoned_step(
         except TrainerError as error:
             return str(error), all(map(torch.equal, before, _everything(trainer)))
         return "no error", False
+    finally:
+        trainer.close()
+
+
+def probability(
+    config: dict[str, Any], *, rank: int, world_size: int, port: int, groups: Sequence[Group], share: Sequence[int]
+) -> float:
+    """How likely the model is to write the masked-in tokens of all ranks' shares."""
+    trainer = start(config, rank=rank, world_size=world_size, port=port, groups=groups)
+    try:
+        return trainer.probability([group for group in groups if group.id in share])
+    finally:
+        trainer.close()
+
+
+def inspect_rank(
+    config: dict[str, Any], *, rank: int, world_size: int, port: int, groups: Sequence[Group]
+) -> dict[str, set[str]]:
+    """After a step: the types of the weights, of the master weights and their state, and who may connect."""
+    trainer: Any = start(config, rank=rank, world_size=world_size, port=port, groups=groups)
+    try:
+        trainer.step([group.id for group in groups], 0)
+        optimizer = trainer._optimizer._optimizer
+        listeners = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        return {
+            "exported": {str(weight.dtype) for _, weight in trainer.export()},
+            "master": {str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]},
+            "moments": {str(value.dtype) for _, state in optimizer.state.items() for value in state.values()},
+            "gradients": {str(buffer.grad_dtype) for buffer in trainer._optimizer._model.buffers},
+            "listeners": {connection.laddr.ip for connection in listeners},
+        }
     finally:
         trainer.close()
 
@@ -279,6 +311,8 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
         record_logprobs,
         read_weights,
         poisoned_step,
+        probability,
+        inspect_rank,
         step_out_of_order,
         measure,
     )
