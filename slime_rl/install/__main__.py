@@ -24,7 +24,7 @@ STAMP = "slime_rl_install.stamp"
 
 def main(argv: list[str] | None = None) -> int:
     """Install and return an exit status; 2 for a Python that cannot run the engines."""
-    parser = argparse.ArgumentParser(prog="slime_rl.install", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="slime_rl.install", description="Install what slime_rl runs on.")
     parser.add_argument("device", choices=("cpu", "gpu"), help="which build of the engines")
     parser.add_argument("--venv", type=pathlib.Path, help="make this environment first and install there")
     parser.add_argument("--editable", type=pathlib.Path, help="a checkout of slime_rl to install in place")

@@ -70,7 +70,7 @@ class Ranks:
         await self.engines.pass_time()
         if self.version == self.fail_at:
             raise TrainerError("the loss is not finite")
-        groups = self.buffer.read(g.id for g in assignment.groups)
+        groups = self.buffer.read([g.id for g in assignment.groups])
         self.lags += [self.version - s.oldest for g in groups for s in g.samples]
         self.trained.append(tuple(g.id for g in groups))
         self.version = Version(self.version + 1)
