@@ -20,7 +20,7 @@ def ray_cluster() -> Iterator[None]:
     The local one listens on the loopback interface only. Actors carry ids and settings, never tensors, so its object
     store is small.
     """
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # engines are children of workers and no background job
     logging.getLogger("ray").setLevel(logging.ERROR)
     if address := os.environ.get("RAY_ADDRESS"):
         ray.init(address=address, log_to_driver=False)
