@@ -12,23 +12,15 @@ from slime_rl.journal.folder import RunFolder
 from slime_rl.launch.progress import console
 
 NUM_ROWS = 12
-PHASES = ("wait", "train", "publish", "evaluate", "save")
+PHASES = ("wait", "train", "publish", "evaluate")
 
 
 def show(summary: Mapping[str, Any], rows: Sequence[Mapping[str, float]], folder: RunFolder) -> None:
-    """Print some of the steps, the last one among them, and where everything is."""
-    table = Table(
-        "step",
-        "reward",
-        "held-out",
-        "lag",
-        "sampled\ntok/s",
-        "trained\ntok/s",
-        *(f"{p}\ns" for p in PHASES),
-        box=box.SIMPLE,
-    )
-    every = max(1, len(rows) // NUM_ROWS)
-    for row in (r for r in rows if r["step"] % every == 0 or "heldout" in r or r is rows[-1]):
+    """Print the steps that were evaluated, or else some, with the last one; then the summary and where everything is."""
+    speeds = ("sampled\ntok/s", "trained\ntok/s")
+    table = Table("step", "reward", "held-out", "lag", *speeds, *(f"{p}\ns" for p in PHASES), box=box.SIMPLE_HEAD)
+    table.collapse_padding, table.pad_edge = True, False
+    for row in _chosen(rows):
         table.add_row(
             f"{row['step']:.0f}",
             f"{row['reward']:.3f}",
@@ -44,3 +36,10 @@ def show(summary: Mapping[str, Any], rows: Sequence[Mapping[str, float]], folder
     if summary["heldout_before"] is not None:
         console.print(f"held-out score: {summary['heldout_before']:.3f} before, {summary['heldout_after']:.3f} after")
     console.print(f"run folder: {folder.path}")
+
+
+def _chosen(rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    scored = [row for row in rows if "heldout" in row]
+    every = max(1, len(rows) // NUM_ROWS)
+    chosen = scored or [row for row in rows if row["step"] % every == 0]
+    return chosen if not rows or rows[-1] in chosen else [*chosen, rows[-1]]
