@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from slime_rl.config import Config
@@ -16,7 +15,7 @@ from slime_rl.journal.metrics import MetricsLog
 from slime_rl.journal.phases import Phases
 from slime_rl.launch.progress import StepBar
 from slime_rl.rollout.evaluation import Evaluation
-from slime_rl.types import Assignment, Group, StepReport
+from slime_rl.types import Assignment, Group, Message, Prompt, StepReport
 
 NUM_SAMPLE_GROUPS = 2
 
@@ -29,6 +28,7 @@ class Observer:
         config: Config,
         *,
         folder: RunFolder,
+        prompts: Sequence[Prompt],
         phases: Phases,
         bar: StepBar,
         evaluate: Callable[[], Awaitable[Evaluation]],
@@ -36,6 +36,7 @@ class Observer:
     ) -> None:
         self._config = config
         self._folder = folder
+        self._prompts = prompts
         self._phases = phases
         self._bar = bar
         self._evaluate = evaluate
@@ -78,7 +79,7 @@ class Observer:
         }
         write_json(self._folder.path / "summary.json", summary)
         rewards = [(int(row["step"]), row["reward"]) for row in self.rows]
-        title = f"{Path(self._config.model.path).name}: {Path(self._config.data.path).stem}"
+        title = "/".join(self._folder.path.parts[-2:])
         draw_curve(self._folder.path / "learning_curve.png", title=title, rewards=rewards, scores=self.scores)
         return summary
 
@@ -122,7 +123,8 @@ class Observer:
             json.dumps(
                 {
                     "group": group.id,
-                    "prompt": group.prompt_index,
+                    "prompt": _shown(self._prompts[group.prompt_index]),
+                    "answer": self._prompts[group.prompt_index].answer,
                     "text": sample.text,
                     "reward": sample.reward,
                     "finish": str(sample.finish),
@@ -134,6 +136,10 @@ class Observer:
             for sample in group.samples
         ]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _shown(prompt: Prompt) -> str | list[Message]:
+    return prompt.text if prompt.text is not None else list(prompt.messages or ())
 
 
 def step_row(

@@ -16,7 +16,7 @@ PHASES = ("wait", "train", "publish", "evaluate")
 
 
 def show(summary: Mapping[str, Any], rows: Sequence[Mapping[str, float]], folder: RunFolder) -> None:
-    """Print the steps that were evaluated, or else some, with the last one; then the summary and where everything is."""
+    """Print the steps that were evaluated, or else some, and the last one; then the summary and where everything is."""
     speeds = ("sampled\ntok/s", "trained\ntok/s")
     table = Table("step", "reward", "held-out", "lag", *speeds, *(f"{p}\ns" for p in PHASES), box=box.SIMPLE_HEAD)
     table.collapse_padding, table.pad_edge = True, False

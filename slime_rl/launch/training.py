@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from slime_rl.launch.fleet import Fleet
 from slime_rl.launch.observer import Observer
 from slime_rl.launch.progress import console, step_bar
 from slime_rl.launch.workers import Workers
+from slime_rl.types import Prompt
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def run(config: Config) -> dict[str, Any]:
     inputs = preflight.check(config)
     folder = run_folder.create(config)
     with Guard(), ray_cluster(), cause_first():
-        return asyncio.run(_train(config, folder, num_prompts=len(inputs.prompts)))
+        return asyncio.run(_train(config, folder, inputs.prompts))
 
 
 def show_plan(config: Config) -> None:
@@ -44,9 +45,9 @@ def show_plan(config: Config) -> None:
     plan.show(config, preflight.check(config))
 
 
-async def _train(config: Config, folder: RunFolder, *, num_prompts: int) -> dict[str, Any]:
+async def _train(config: Config, folder: RunFolder, prompts: Sequence[Prompt]) -> dict[str, Any]:
     phases = Phases()
-    pacing = pacing_of(config, run_id=folder.id, num_prompts=num_prompts)
+    pacing = pacing_of(config, run_id=folder.id, num_prompts=len(prompts))
     async with contextlib.AsyncExitStack() as stack:
         with phases.measure("start"), console.status("starting the buffer, the engines and the workers"):
             url = stack.enter_context(_server(config, folder))
@@ -69,7 +70,9 @@ async def _train(config: Config, folder: RunFolder, *, num_prompts: int) -> dict
         reader = GroupReader(url, folder.id)
         stack.callback(reader.close)
         bar = stack.enter_context(step_bar("training", config.loop.steps))
-        observer = Observer(config, folder=folder, phases=phases, bar=bar, evaluate=workers.evaluate, read=reader.read)
+        observer = Observer(
+            config, folder=folder, prompts=prompts, phases=phases, bar=bar, evaluate=workers.evaluate, read=reader.read
+        )
         stack.callback(observer.close)
         driver = loop.Driver(
             config=config.loop,
