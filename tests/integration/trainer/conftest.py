@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from slime_rl import errors
+from slime_rl.errors import SlimeError
 from slime_rl.types import Finish, Group, Sample, Span, Version
 
 TIMEOUT_S = 180.0
@@ -48,8 +49,8 @@ class RankProcess:
             self._start()
         self._connection.send((scenario, arguments))
 
-    def answer(self) -> Any:
-        """Wait for the answer; raises the error of slime_rl that came instead of it."""
+    def outcome(self) -> tuple[SlimeError | None, Any]:
+        """Wait for the answer, or the error of slime_rl that came instead of it."""
         if not self._connection.poll(TIMEOUT_S):
             self.close()
             pytest.fail(f"no answer within {TIMEOUT_S:g} s:\n{self._log.read_text()[-4000:]}")
@@ -58,10 +59,7 @@ class RankProcess:
         except (EOFError, ConnectionResetError):
             self.close()
             pytest.fail(f"the rank process ended:\n{self._log.read_text()[-4000:]}")
-        if fault is not None:
-            name, message = fault
-            raise getattr(errors, name)(message)
-        return answer
+        return (getattr(errors, fault[0])(fault[1]) if fault else None), answer
 
     def close(self) -> None:
         self._process.kill()
@@ -80,14 +78,14 @@ class Ranks:
     def one(self, scenario: str, **arguments: Any) -> Any:
         """The answer of one process."""
         self.processes[0].ask(scenario, **arguments)
-        return self.processes[0].answer()
+        return _answers([self.processes[0].outcome()])[0]
 
     def both(self, scenario: str, each: Sequence[dict[str, Any]], **arguments: Any) -> list[Any]:
         """The answers of ranks that meet at one port, `each` with arguments of its own."""
         port = _free_port()
         for rank, (process, own) in enumerate(zip(self.processes, each, strict=True)):
             process.ask(scenario, rank=rank, world_size=len(each), port=port, **own, **arguments)
-        return [process.answer() for process in self.processes]
+        return _answers([process.outcome() for process in self.processes])
 
     def train(self, config: dict[str, Any], groups: Sequence[Group], num_steps: int, **arguments: Any) -> Any:
         """Steps of one rank that reads every group."""
@@ -97,6 +95,13 @@ class Ranks:
     def alone(self, scenario: str, **arguments: Any) -> Any:
         """The answer of a rank without peers."""
         return self.one(scenario, rank=0, world_size=1, port=_free_port(), **arguments)
+
+
+def _answers(outcomes: Sequence[tuple[SlimeError | None, Any]]) -> list[Any]:
+    for error, _ in outcomes:
+        if error is not None:
+            raise error
+    return [answer for _, answer in outcomes]
 
 
 @pytest.fixture(scope="session")

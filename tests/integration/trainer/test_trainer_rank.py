@@ -157,7 +157,7 @@ def test_both_ranks_stop_when_one_loss_is_no_number(ranks, models, new_config, n
 
     groups = new_groups([2, 2])
     groups[1] = with_samples(groups[1:], overflow)[0]
-    with pytest.raises(TrainerError, match="step 0"):
+    with pytest.raises(TrainerError, match="step 0, groups 0: the loss is nan in groups of other ranks"):
         ranks.both("train", [{"shares": [[0]]}, {"shares": [[1]]}], config=new_config(models["qwen3"]), groups=groups)
 
 
