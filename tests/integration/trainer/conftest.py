@@ -62,9 +62,13 @@ class RankProcess:
         return (getattr(errors, fault[0])(fault[1]) if fault else None), answer
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait(timeout=30)
+        """Let the process end by itself, with the children that multiprocessing ends for it; a stuck one is killed."""
         self._connection.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=30)
         assert self._process.stdin is not None
         self._process.stdin.close()
 
