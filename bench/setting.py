@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slime_rl.config import Config, validate
+from slime_rl.config import Config
+from slime_rl.config_file import validate
 
 
 def configuration(root: Path, name: str, **sections: dict[str, Any]) -> Config:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
 
+from slime_rl.config import REDIS_SCHEMES, without_credentials
 from slime_rl.errors import ConfigError, StoreError
 
 SOCKET_TIMEOUT_S = 30.0
@@ -21,15 +21,9 @@ def connect(kind: type[Client], url: str) -> Client:
 
     Raises ConfigError for a URL that is none of redis://, rediss:// and unix://.
     """
-    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-        raise ConfigError("buffer.url", "must be a redis://, rediss:// or unix:// URL", place(url))
+    if not url.startswith(REDIS_SCHEMES):
+        raise ConfigError("buffer.url", f"must be one of {', '.join(REDIS_SCHEMES)}", without_credentials(url))
     return kind.from_url(url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S)
-
-
-def place(url: str) -> str:
-    """A URL without its credentials."""
-    scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
-    return scheme + slashes + rest.rpartition("@")[2].partition("?")[0]
 
 
 @contextlib.contextmanager
@@ -38,4 +32,4 @@ def named_faults(url: str) -> Iterator[None]:
     try:
         yield
     except redis.RedisError as fault:
-        raise StoreError(f"the buffer at {place(url)} failed: {fault}") from fault
+        raise StoreError(f"the buffer at {without_credentials(url)} failed: {fault}") from fault

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slime_rl.buffer.codec import decode, encode
+from slime_rl.buffer.drop_budget import DropBudget
 from slime_rl.buffer.intake import group_of, measure
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.patience import Waiting, until_answered
@@ -101,8 +102,11 @@ class MemoryBuffer:
     async def assign(self, step: int) -> Assignment:
         """The groups of `step`; see `Steps.assign`. Empty once the data is used up or the run's steps are done."""
 
+        budget = DropBudget(self.pacing.max_dropped_per_step, step=step)
+
         async def ask() -> Assignment | Waiting:
             await asyncio.sleep(0)
+            budget.check(self._counts.dropped)
             return self._try_assign(step)
 
         return await until_answered(ask, self._changed, timeout_s=self.pacing.wait_timeout_s)

@@ -28,6 +28,7 @@ class Pacing:
     shuffle: bool
     temperature: float
     max_attempts: int
+    max_dropped_per_step: int
     lease_s: float
     wait_timeout_s: float
     slot_timeout_s: float
@@ -70,6 +71,7 @@ def pacing_of(config: Config, *, run_id: str, num_prompts: int) -> Pacing:
         shuffle=config.data.shuffle,
         temperature=config.sampling.temperature,
         max_attempts=loop.max_attempts,
+        max_dropped_per_step=loop.max_dropped_per_step,
         lease_s=loop.lease_s,
         wait_timeout_s=loop.wait_timeout_s,
         slot_timeout_s=loop.wait_timeout_s + config.trainer.step_timeout_s,

@@ -15,13 +15,15 @@ import redis.asyncio
 from redis.commands.core import AsyncScript
 
 from slime_rl.buffer.codec import encode
-from slime_rl.buffer.connection import connect, named_faults, place
+from slime_rl.buffer.connection import connect, named_faults
+from slime_rl.buffer.drop_budget import DropBudget
 from slime_rl.buffer.intake import group_of, measure
 from slime_rl.buffer.keys import changes_key, run_key
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.patience import Waiting, until_answered
 from slime_rl.buffer.refusals import already_committed, fenced, never_assigned
 from slime_rl.buffer.table import Row, Table, slot_reason
+from slime_rl.config import without_credentials
 from slime_rl.errors import RunFolderError, StoreError
 from slime_rl.types import AssignedGroup, Assignment, BufferStatus, Reservation, Sample, Version
 
@@ -88,7 +90,8 @@ class RedisBuffer:
     async def assign(self, step: int) -> Assignment:
         """The groups of `step`; see `Steps.assign`. Empty once the data is used up or the run's steps are done."""
         fixed = await self._fix(step, ())
-        ask = functools.partial(self._try_assign, step)
+        budget = DropBudget(self.pacing.max_dropped_per_step, step=step)
+        ask = functools.partial(self._try_assign, step, budget)
         return fixed or await until_answered(ask, self._changed, timeout_s=self.pacing.wait_timeout_s)
 
     async def publish(self, version: Version) -> None:
@@ -114,14 +117,14 @@ class RedisBuffer:
     async def _create(self) -> None:
         if await self._call("create", json.dumps(dataclasses.asdict(self.pacing))) is not None:
             raise RunFolderError(
-                f"run {self.pacing.run_id!r} is in use at {place(self._url)}: resume it or name another"
+                f"run {self.pacing.run_id!r} is in use at {without_credentials(self._url)}: resume it or name another"
             )
 
     async def _attach(self) -> None:
         with named_faults(self._url):
             stored = await self._client.hget(self._keys[0], "pacing")
         if stored is None:
-            raise StoreError(f"there is no run {self.pacing.run_id!r} at {place(self._url)}")
+            raise StoreError(f"there is no run {self.pacing.run_id!r} at {without_credentials(self._url)}")
         theirs, ours = json.loads(stored), dataclasses.asdict(self.pacing)
         for name in ours:
             if theirs.get(name) != ours[name]:
@@ -160,15 +163,16 @@ class RedisBuffer:
             temperature=float(found[4]),
         )
 
-    async def _try_assign(self, step: int) -> Assignment | Waiting:
+    async def _try_assign(self, step: int, budget: DropBudget) -> Assignment | Waiting:
         """Choose from a survey, then fix the choice; `choose` says why a table that has grown since does no harm."""
         table = await self._survey()
+        budget.check(table.dropped_by)
         choice = table.choose(step, self.pacing)
         if choice.ids is None:
             return table.waiting(choice, step, self.pacing)
         if not choice.ids:
             return Assignment(step=step, groups=())
-        return await self._fix(step, choice.ids) or await self._try_assign(step)
+        return await self._fix(step, choice.ids) or await self._try_assign(step, budget)
 
     async def _fix(self, step: int, ids: Sequence[int]) -> Assignment | None:
         """The assignment of `step` if it has one, or gets one by `ids`."""

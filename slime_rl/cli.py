@@ -10,6 +10,7 @@ from pathlib import Path
 from slime_rl.errors import SlimeError
 
 INTERRUPTED = 130
+ENGINE_MODULES = ("torch", "transformers", "megatron", "mbridge", "ray", "sglang", "sglang_router", "safetensors")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,6 +21,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SlimeError as error:
         print(f"slime-rl: {error}", file=sys.stderr)
         return error.exit_status
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in ENGINE_MODULES:
+            raise
+        print(
+            f"slime-rl: {missing.name} is not installed: run python -m slime_rl.install cpu (or gpu)", file=sys.stderr
+        )
+        return 2
     except KeyboardInterrupt:
         print("slime-rl: interrupted; every process of the run has ended", file=sys.stderr)
         return INTERRUPTED
@@ -78,7 +86,7 @@ def _add_config(command: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from slime_rl.config import load_config
+    from slime_rl.config_file import load_config
     from slime_rl.launch import training
 
     config = load_config(arguments.config, arguments.overrides)
@@ -90,7 +98,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _sft(arguments: argparse.Namespace) -> int:
-    from slime_rl.config import load_config
+    from slime_rl.config_file import load_config
     from slime_rl.launch import supervised
 
     supervised.run(load_config(arguments.config, arguments.overrides))
@@ -98,7 +106,7 @@ def _sft(arguments: argparse.Namespace) -> int:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
-    from slime_rl.config import load_config
+    from slime_rl.config_file import load_config
     from slime_rl.launch import evaluation
 
     evaluation.run(load_config(arguments.config, arguments.overrides))

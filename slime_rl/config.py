@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+import os
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from slime_rl.errors import ConfigError
 
@@ -19,6 +18,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Arguments = dict[str, Any]
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class Section(BaseModel):
@@ -87,7 +87,7 @@ class RewardConfig(Section):
 class SamplingConfig(Section):
     """How training rollouts are sampled. Only the temperature shapes the distribution: its log-probs are trained on."""
 
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Log-probs are taken at this temperature, in the engine and in the trainer."""
     max_new_tokens: PositiveInt = 1024
     """How many tokens a sample may have; longer ones are cut and trained with their reward."""
@@ -114,6 +114,8 @@ class LoopConfig(Section):
     """End early once the held-out score reaches this."""
     wait_timeout_s: PositiveFloat = 600.0
     """How long a step may wait without anything changing in the buffer."""
+    max_dropped_per_step: PositiveInt = 1000
+    """How many groups may be dropped while one step waits for its own; more end the run with the reasons."""
     max_attempts: PositiveInt = 3
     """How often a prompt is tried before it is dropped and counted."""
     lease_s: PositiveFloat = 60.0
@@ -214,6 +216,8 @@ class EvaluationConfig(Section):
     """By default `sampling.max_new_tokens`."""
     max_prompts: PositiveInt | None = None
     """Only the first so many prompts."""
+    timeout_s: PositiveFloat = 1800.0
+    """How long one evaluation may take."""
 
 
 class CheckpointConfig(Section):
@@ -230,6 +234,22 @@ class BufferConfig(Section):
 
     url: str | None = None
     """redis://, rediss:// or unix://; by default a server that lives as long as the run."""
+    url_env: str | None = None
+    """The environment variable that holds the URL, so that its password stands in no file."""
+
+    def find_url(self) -> str | None:
+        """The URL of an external server, or None for one of the run's own.
+
+        Raises ConfigError if `url_env` names a variable that is not set, or the URL is of another kind.
+        """
+        path, url = "buffer.url", self.url
+        if self.url_env is not None:
+            path, url = "buffer.url_env", os.environ.get(self.url_env)
+            if url is None:
+                raise ConfigError(path, "must name an environment variable that is set", self.url_env)
+        if url is not None and not url.startswith(REDIS_SCHEMES):
+            raise ConfigError(path, f"must be one of {', '.join(REDIS_SCHEMES)}", without_credentials(url))
+        return url
 
 
 class Config(Section):
@@ -250,131 +270,74 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _combine(self) -> Config:
-        loop, objective = self.loop, self.objective
-        if loop.placement == "colocated" and loop.max_lag > 0:
-            raise ConfigError("loop.placement", f"must be split when loop.max_lag is {loop.max_lag}", loop.placement)
-        if objective.loss == "grpo" and loop.samples_per_prompt < 2:
-            raise ConfigError("loop.samples_per_prompt", "must be at least 2", loop.samples_per_prompt)
-        if objective.correction == "none" and loop.max_lag > 0:
-            raise ConfigError("objective.correction", "must be tis when loop.max_lag is above 0", "none")
-        if loop.stop_at_score is not None and self.evaluation is None:
-            raise ConfigError("loop.stop_at_score", "needs an evaluation section", loop.stop_at_score)
+        for check in (_check_loop, _check_without_effect, _check_schedule):
+            check(self)
         return self
 
     def dump(self) -> str:
         """The configuration as YAML, every default written out and no password in it."""
         values = self.model_dump(mode="json")
         if self.buffer.url:
-            values["buffer"]["url"] = re.sub(r"//[^@/]*@", "//***@", self.buffer.url)
+            values["buffer"]["url"] = without_credentials(self.buffer.url)
         return yaml.safe_dump(values, sort_keys=False)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a YAML file with `dotted.path=value` overrides.
-
-    Raises ConfigError with the dotted path, what was expected and what came.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError("", f"a readable configuration file ({error.strerror})", str(path)) from None
-    values = parse_yaml(text, source=str(path))
-    if not isinstance(values, dict):
-        raise ConfigError("", "a mapping of sections", values)
-    for override in overrides:
-        apply_override(values, override)
-    return validate(values)
+def _check_loop(config: Config) -> None:
+    loop, objective = config.loop, config.objective
+    if loop.placement == "colocated" and loop.max_lag > 0:
+        raise ConfigError("loop.placement", f"must be split when loop.max_lag is {loop.max_lag}", loop.placement)
+    if objective.loss == "grpo" and loop.samples_per_prompt < 2:
+        raise ConfigError("loop.samples_per_prompt", "must be at least 2", loop.samples_per_prompt)
+    if objective.correction == "none" and loop.max_lag > 0:
+        raise ConfigError("objective.correction", "must be tis when loop.max_lag is above 0", "none")
+    if loop.stop_at_score is not None and config.evaluation is None:
+        raise ConfigError("loop.stop_at_score", "needs an evaluation section", loop.stop_at_score)
 
 
-def validate(values: Mapping[str, Any]) -> Config:
-    """Build the configuration from plain values; raises ConfigError for the first fault."""
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise _first_fault(error) from None
+def _check_without_effect(config: Config) -> None:
+    """An option that would change nothing is a mistake, and is told as one."""
+    data, objective, evaluation = config.data, config.objective, config.evaluation
+    if data.system_prompt is not None and data.template == "none":
+        raise ConfigError("data.system_prompt", "has no effect when data.template is none", data.system_prompt)
+    if objective.correction_cap != ObjectiveConfig().correction_cap and objective.correction == "none":
+        raise ConfigError(
+            "objective.correction_cap", "has no effect when objective.correction is none", objective.correction_cap
+        )
+    if evaluation is not None and evaluation.temperature == 0 and evaluation.num_samples > 1:
+        raise ConfigError(
+            "evaluation.num_samples", "must be 1 when evaluation.temperature is 0", evaluation.num_samples
+        )
+    if config.buffer.url is not None and config.buffer.url_env is not None:
+        raise ConfigError("buffer.url_env", "has no effect when buffer.url is set", config.buffer.url_env)
+    if objective.loss == "sft":
+        unused = {
+            "sampling": SamplingConfig(),
+            "reward": RewardConfig(),
+            "rollout": RolloutConfig(),
+            "buffer": BufferConfig(),
+        }
+        for name, default in unused.items():
+            if getattr(config, name) != default:
+                raise ConfigError(name, "has no effect when objective.loss is sft", "a section")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-6 is a number, as everybody means it, and a repeated key is an error."""
-
-    def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+def _check_schedule(config: Config) -> None:
+    trainer, steps = config.trainer, config.loop.steps
+    if trainer.lr_warmup_steps > steps:
+        raise ConfigError("trainer.lr_warmup_steps", f"must be at most loop.steps, {steps}", trainer.lr_warmup_steps)
+    if trainer.min_lr > trainer.lr:
+        raise ConfigError("trainer.min_lr", f"must be at most trainer.lr, {trainer.lr:g}", trainer.min_lr)
+    if trainer.min_lr > 0 and trainer.lr_schedule == "constant":
+        raise ConfigError("trainer.min_lr", "has no effect when trainer.lr_schedule is constant", trainer.min_lr)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def parse_yaml(text: str, *, source: str) -> Any:
-    """The value of a YAML text; raises ConfigError with the line at fault."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}, line {mark.line + 1}" if mark else source
-        raise ConfigError("", f"valid YAML in {where}", getattr(error, "problem", str(error))) from None
-
-
-def apply_override(values: dict[str, Any], override: str) -> None:
-    """Set `dotted.path=value` in the nested mapping `values`; the value is read as YAML."""
-    path, equals, text = override.partition("=")
-    keys = path.split(".")
-    if not equals or not all(keys):
-        raise ConfigError("", "an override of the form section.field=value", override)
-    target = values
-    for key in keys[:-1]:
-        if target.get(key) is None:
-            target[key] = {}
-        target = target[key]
-        if not isinstance(target, dict):
-            raise ConfigError(path, f"cannot be set: {key} is not a section", override)
-    target[keys[-1]] = parse_yaml(text, source=f"override {path}")
+def without_credentials(url: str) -> str:
+    """A URL without user, password and query: what may be shown and logged."""
+    scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
+    return scheme + slashes + rest.rpartition("@")[2].partition("?")[0]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean ...?` for the known name that is closest, or nothing."""
     found = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def _first_fault(error: ValidationError) -> ConfigError:
-    fault = error.errors(include_url=False)[0]
-    limits = fault.get("ctx", {})
-    cause = limits.get("error")
-    if isinstance(cause, ConfigError):
-        return cause
-    path = ".".join(str(part) for part in fault["loc"])
-    match fault["type"]:
-        case "extra_forbidden":
-            parent, name = _section(fault["loc"][:-1]), str(fault["loc"][-1])
-            return ConfigError(path, f"is not a known field{nearest(name, parent.model_fields)}", fault["input"])
-        case "missing":
-            return ConfigError(path, "is required", None)
-        case "greater_than_equal":
-            return ConfigError(path, f"must be at least {limits['ge']}", fault["input"])
-        case "greater_than":
-            return ConfigError(path, f"must be above {limits['gt']:g}", fault["input"])
-        case "less_than":
-            return ConfigError(path, f"must be below {limits['lt']:g}", fault["input"])
-        case "literal_error":
-            return ConfigError(path, f"must be {limits['expected']}", fault["input"])
-        case _:
-            expected = re.sub(r"^Input should be ", "", fault["msg"])
-            return ConfigError(path, f"must be {expected}", fault["input"])
-
-
-def _section(loc: Sequence[str | int]) -> type[BaseModel]:
-    """The model class at a location, to name its fields."""
-    found: type[BaseModel] = Config
-    for part in loc:
-        annotation = found.model_fields[str(part)].annotation
-        candidates = (annotation, *getattr(annotation, "__args__", ()))
-        found = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    return found

@@ -14,11 +14,15 @@ SlimeError
     |-- WaitTimeout      a bounded wait ran out; says for what and who would have ended it
     `-- StoreError       the data buffer
         |-- CodecError   a payload is damaged or of a foreign format; names its key
+        |-- DropError    too many groups were dropped while a step waited for its own
         |-- FencedError  a holder or trainer acted on what is no longer its own
         `-- StaleError   a group is older than the bound allows
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class SlimeError(Exception):
@@ -89,9 +93,33 @@ class CodecError(StoreError):
     """A payload is damaged or of a foreign format."""
 
 
+class DropError(StoreError):
+    """More groups were dropped for one step than `loop.max_dropped_per_step` allows."""
+
+
 class FencedError(StoreError):
     """A holder or a trainer acted on a group that is no longer its own."""
 
 
 class StaleError(StoreError):
     """A group is older than the staleness bound allows."""
+
+
+def first_cause(failure: BaseException) -> BaseException:
+    """The first error of ours inside a tree of exception groups, or what was given where there is none."""
+    if not isinstance(failure, BaseExceptionGroup):
+        return failure
+    causes = [first_cause(error) for error in failure.exceptions]
+    return next((cause for cause in causes if isinstance(cause, SlimeError | KeyboardInterrupt)), failure)
+
+
+@contextmanager
+def cause_first() -> Iterator[None]:
+    """Raise the cause out of a tree of exception groups, so that the user reads one line."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        cause = first_cause(group)
+        if cause is group:
+            raise
+        raise cause from None

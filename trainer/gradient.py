@@ -59,6 +59,16 @@ class GradientPass:
             totals.add("probability", *values["probability"].tolist())
         return totals
 
+    @torch.no_grad()
+    def compare(self, batches: Sequence[MicroBatch]) -> Totals:
+        """The absolute difference between the engine's log-probs and the model's, of every trained token."""
+        totals = Totals()
+        for batch, values in zip(batches, self._pass(batches, self._difference, forward_only=True), strict=True):
+            total, top = values["difference"].tolist()
+            totals.add("logprob_abs_diff", total, len(batch.rows))
+            totals.raise_to("logprob_abs_diff", top)
+        return totals
+
     def _pass(
         self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch, Tensor], Loss], *, forward_only: bool
     ) -> list[dict[str, Tensor]]:
@@ -100,6 +110,13 @@ class GradientPass:
         samples = by_sample[torch.unique(self._tensor(batch.owners))]
         total = torch.stack((samples.exp().sum(), samples.new_tensor(float(len(samples)))))
         return total[0], torch.tensor(len(batch.rows), dtype=torch.int), {"probability": total}
+
+    def _difference(self, batch: MicroBatch, hidden: Tensor) -> Loss:
+        logprobs, _ = self._logprobs(batch, hidden)
+        difference = (logprobs - self._tensor(batch.behaviour)).abs()
+        total = difference.sum()
+        measured = torch.stack((total, difference.amax() if len(difference) else total))
+        return total, torch.tensor(len(batch.rows), dtype=torch.int), {"difference": measured}
 
     def _loss(self, batch: MicroBatch, hidden: Tensor) -> Loss:
         """hidden [T, 1, H] -> the summed loss, how many tokens it sums, and what else is measured."""

@@ -19,7 +19,7 @@ from slime_rl.trainer.gradient import GradientPass
 from slime_rl.trainer.hub_folder import write_hub_folder
 from slime_rl.trainer.model import HubModel, PolicyModel
 from slime_rl.trainer.optimizer import Optimizer, data_parallel
-from slime_rl.trainer.packing import MicroBatch, pack
+from slime_rl.trainer.packing import MicroBatch, TrainedSample, pack
 from slime_rl.trainer.report import Totals
 from slime_rl.trainer.samples import group_totals, trained_samples
 from slime_rl.types import Group, StepReport, Version
@@ -105,6 +105,13 @@ class MegatronRank:
         totals = self._over_ranks(self._gradient.probability(self._pack(groups)))
         return totals.sums["probability"] / totals.counts["probability"]
 
+    def compare(self, groups: Sequence[Group]) -> tuple[float, float]:
+        """Mean and maximum, over all ranks, of |log-prob of the engine - log-prob of the current weights|."""
+        self._optimizer.settle()
+        totals = self._over_ranks(self._gradient.compare(self._pack_sampled(groups)))
+        mean = totals.sums["logprob_abs_diff"] / totals.counts["logprob_abs_diff"]
+        return mean, totals.maxima["logprob_abs_diff"]
+
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """The weights in the model's type under their Hugging Face checkpoint names, in one order on every rank.
 
@@ -143,6 +150,11 @@ class MegatronRank:
 
     def _pack(self, groups: Sequence[Group]) -> list[MicroBatch]:
         samples = trained_samples(groups, self._config.objective)
+        return pack(samples, max_tokens=self._config.trainer.max_tokens_per_microbatch, version=self._version)
+
+    def _pack_sampled(self, groups: Sequence[Group]) -> list[MicroBatch]:
+        """Micro-batches of samples that are looked at and not trained: they need no reward."""
+        samples = [TrainedSample(sample=s, group=group.id, advantage=0.0) for group in groups for s in group.samples]
         return pack(samples, max_tokens=self._config.trainer.max_tokens_per_microbatch, version=self._version)
 
     def _over_ranks(self, totals: Totals) -> Totals:

@@ -12,7 +12,7 @@ from slime_rl.errors import TrainerError
 from slime_rl.trainer.objective import group_advantages
 from slime_rl.trainer.packing import TrainedSample
 from slime_rl.trainer.report import Totals
-from slime_rl.types import Group
+from slime_rl.types import Finish, Group
 
 
 def trained_samples(groups: Sequence[Group], objective: ObjectiveConfig) -> list[TrainedSample]:
@@ -48,6 +48,7 @@ def group_totals(groups: Sequence[Group]) -> Totals:
     samples = [sample for group in groups for sample in group.samples]
     totals.add("reward", sum(scored), len(scored))
     totals.add("num_tokens", sum(sample.num_tokens for sample in samples), 0)
+    totals.add("truncated", sum(sample.finish == Finish.LENGTH for sample in samples), len(samples))
     totals.add("response_length", sum(sample.num_trained for sample in samples), len(rewards))
     return totals
 

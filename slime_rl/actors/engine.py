@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ray
 
-from slime_rl.actors.calls import write_output_to
+from slime_rl.actors.crew import write_output_to
 from slime_rl.config import Config
 from slime_rl.rollout.address import Address, Keys
 from slime_rl.rollout.engine import Engine

@@ -6,13 +6,12 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from slime_rl.actors.calls import Callee, end, result, write_output_to
+from slime_rl.actors.crew import Crew, Member, write_output_to
 from slime_rl.actors.supervised import WorkedExamples
 from slime_rl.buffer.reader import GroupReader
 from slime_rl.config import Config
@@ -20,6 +19,8 @@ from slime_rl.errors import TrainerError
 from slime_rl.rollout.address import Address
 from slime_rl.trainer.packing import share_groups
 from slime_rl.types import Assignment, Group, StepReport, Version
+
+STOP_TIMEOUT_S = 5.0
 
 ReadGroups = Callable[[Sequence[int]], list[Group]]
 OpenReader = Callable[[], ReadGroups]
@@ -92,15 +93,16 @@ class TrainerActor:
             )
             asyncio.run(publisher.publish(version, weights))
 
+    def compare(self, group: Group) -> tuple[float, float]:
+        """Mean and maximum difference from the engine's log-probs of `group`; the other ranks run idle."""
+        return self._megatron.compare([group] if self._rank == 0 else [])
+
     def save(self, folder: Path) -> None:
         """Write the weights as a Hugging Face folder."""
         self._megatron.save_hf(folder)
 
-
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    actor: Any
-    callee: Callee
+    def stop(self) -> None:
+        """Nothing waits in a rank that has no call."""
 
 
 class TrainerGroup:
@@ -126,58 +128,51 @@ class TrainerGroup:
         self._checkpoint = checkpoint
         self._prune = prune
         self._published = published
-        self._ranks = [_start_rank(rank, config, logs) for rank in range(config.trainer.data_parallel)]
+        self._crew = Crew([_start_rank(rank, config, logs) for rank in range(config.trainer.data_parallel)])
 
     async def load(self) -> Version:
         """The version of the weights that every rank has loaded."""
         limit_s = self._config.start_timeout_s
-        first = self._ranks[0]
-        master = await result(first.actor.find_port.remote(), of=first.callee, doing="as it started", timeout_s=limit_s)
-        versions = await self._all("load", master, self._open_reader, doing="as it loaded", timeout_s=limit_s)
+        master = await self._crew.members[0].call("find_port", doing="as it started", timeout_s=limit_s)
+        versions = await self._crew.call(
+            "load", master, self._open_reader, doing="as it loaded (trainer.start_timeout_s)", timeout_s=limit_s
+        )
         return versions[0]
 
     async def step(self, assignment: Assignment) -> StepReport:
         """Train a step, each rank its share of the groups."""
-        shares = share_groups(assignment, len(self._ranks))
-        calls = [r.actor.step.remote(share, assignment.step) for r, share in zip(self._ranks, shares, strict=True)]
-        reports = await self._wait(calls, doing=f"in step {assignment.step}", timeout_s=self._config.step_timeout_s)
+        shares = [(share, assignment.step) for share in share_groups(assignment, len(self._crew.members))]
+        doing = f"in step {assignment.step}"
+        reports = await self._crew.share("step", shares, doing=doing, timeout_s=self._config.step_timeout_s)
         return reports[0]
 
     async def probability(self) -> float:
         """How likely the model is to write the answers of the held-out set, on average."""
-        doing = "as it scored the held-out set"
-        return (await self._all("probability", doing=doing, timeout_s=self._config.step_timeout_s))[0]
+        return (await self._all("probability", doing="as it scored the held-out set"))[0]
+
+    async def compare(self, group: Group) -> tuple[float, float]:
+        """Mean and maximum of the absolute difference between the engine's log-probs of `group` and the trainer's."""
+        return (await self._all("compare", group, doing="as it compared log-probs"))[0]
 
     async def publish(self, version: Version) -> None:
         """Bring a version to the engines."""
-        doing = f"as it published version {version}"
-        limit_s = self._config.step_timeout_s
-        await self._all("publish", version, self._engines, self._published, doing=doing, timeout_s=limit_s)
+        await self._all("publish", version, self._engines, self._published, doing=f"as it published version {version}")
 
     async def save(self, version: Version) -> None:
         """Write a version as a Hugging Face folder; one that is there already stays as it is."""
         folder = self._checkpoint(version)
         if not folder.exists():
-            doing = f"as it saved version {version}"
-            await self._all("save", folder, doing=doing, timeout_s=self._config.step_timeout_s)
+            await self._all("save", folder, doing=f"as it saved version {version}")
             self._prune()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End every rank."""
-        end(*(rank.actor for rank in self._ranks))
+        await self._crew.end(timeout_s=STOP_TIMEOUT_S)
 
-    async def _all(self, method: str, *arguments: Any, doing: str, timeout_s: float) -> list[Any]:
-        calls = [getattr(rank.actor, method).remote(*arguments) for rank in self._ranks]
-        return await self._wait(calls, doing=doing, timeout_s=timeout_s)
-
-    async def _wait(self, calls: Sequence[Any], *, doing: str, timeout_s: float) -> list[Any]:
-        waits = [
-            result(call, of=rank.callee, doing=doing, timeout_s=timeout_s)
-            for call, rank in zip(calls, self._ranks, strict=True)
-        ]
-        return await asyncio.gather(*waits)
+    async def _all(self, method: str, *arguments: Any, doing: str) -> list[Any]:
+        return await self._crew.call(method, *arguments, doing=doing, timeout_s=self._config.step_timeout_s)
 
 
-def _start_rank(rank: int, config: Config, logs: Path) -> _Rank:
+def _start_rank(rank: int, config: Config, logs: Path) -> Member:
     log = logs / f"trainer-{rank}.log"
-    return _Rank(TrainerActor.remote(rank, config, log), Callee(f"trainer rank {rank}", log, TrainerError))
+    return Member(TrainerActor.remote(rank, config, log), f"trainer rank {rank}", log, TrainerError)

@@ -11,17 +11,22 @@ from pathlib import Path
 import ray
 
 from slime_rl import loop
-from slime_rl.actors.calls import write_output_to
+from slime_rl.actors.crew import write_output_to
 from slime_rl.buffer.dataset import load_prompts
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.redis_buffer import RedisBuffer
 from slime_rl.config import Config
+from slime_rl.errors import cause_first
 from slime_rl.rewards.pool import GraderPool
 from slime_rl.rollout.address import Address
 from slime_rl.rollout.engine_http import EngineHttp
 from slime_rl.rollout.evaluation import Evaluation, evaluate
 from slime_rl.rollout.rendering import Renderer
 from slime_rl.rollout.single_turn import SingleTurn
+from slime_rl.types import Group
+
+CANARY = -1
+"""The id of a group that is in no buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +56,22 @@ class WorkerActor:
         http = EngineHttp(self._around.router, timeout_s=config.rollout.request_timeout_s)
         self._http = await self._stack.enter_async_context(http)
         self._renderer = Renderer(config.model, config.data)
+        self._prompts = load_prompts(config.data.path, config.data.columns, field="data.path")
         self._reward = await self._stack.enter_async_context(GraderPool(config.reward, log=self._grader_log))
 
     async def produce(self) -> None:
         """Fill slots until no prompt remains."""
+        with cause_first():
+            await self._produce()
+
+    async def canary(self) -> Group:
+        """One sample of the first prompt of the data set, outside the buffer."""
+        config = self._config
+        program = SingleTurn(http=self._http, renderer=self._renderer, sampling=config.sampling)
+        samples = await program(self._prompts[0], num_samples=1, temperature=config.sampling.temperature)
+        return Group(id=CANARY, prompt_index=0, attempt=1, samples=tuple(samples))
+
+    async def _produce(self) -> None:
         config = self._config
         assert self._around.buffer is not None, "a worker without a buffer only evaluates"
         url, pacing = self._around.buffer
@@ -64,7 +81,7 @@ class WorkerActor:
             loop.Worker(
                 name=self._name,
                 config=config.loop,
-                prompts=load_prompts(config.data.path, config.data.columns, field="data.path"),
+                prompts=self._prompts,
                 slots=buffer,
                 program=SingleTurn(http=self._http, renderer=self._renderer, sampling=config.sampling),
                 reward=self._reward,

@@ -8,11 +8,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from slime_rl.config import Config, apply_override, parse_yaml, validate
+from slime_rl.config import Config
+from slime_rl.config_file import apply_override, parse_yaml, validate
 from slime_rl.demo.model import write_model
 from slime_rl.demo.problems import read_problems, split_problems, write_data
 from slime_rl.journal.folder import check_unused, write_json
-from slime_rl.launch import preflight, supervised, training
+from slime_rl.launch import supervised, training
 from slime_rl.launch.progress import console
 
 SEED = 0
@@ -24,7 +25,6 @@ def run(folder: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     config = _config("config.yaml", root, overrides)
     started = time.monotonic()
     warm_up_s = prepare(root)
-    preflight.check(config)
     summary = training.run(config)
     summary |= {
         "heldout_overlap": len(_problems(root, "heldout") & _problems(root, "train", "warm_up", "validation")),
@@ -53,10 +53,19 @@ def prepare(root: Path) -> float:
 def _config(name: str, root: Path, overrides: Sequence[str]) -> Config:
     """The example's configuration with its paths under `root`."""
     text = (resources.files("slime_rl.demo") / name).read_text(encoding="utf-8")
-    values = parse_yaml(text.replace("runs/addition", str(root)), source=name)
+    values = _moved(parse_yaml(text, source=name), root)
     for override in overrides:
         apply_override(values, override)
     return validate(values)
+
+
+def _moved(value: Any, root: Path) -> Any:
+    """`value` with each path under runs/addition put under `root`."""
+    if isinstance(value, dict):
+        return {key: _moved(item, root) for key, item in value.items()}
+    if isinstance(value, str) and value.startswith("runs/addition/"):
+        return str(root / value.removeprefix("runs/addition/"))
+    return value
 
 
 def _problems(root: Path, *names: str) -> set[tuple[int, int]]:

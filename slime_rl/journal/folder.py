@@ -17,6 +17,7 @@ from slime_rl.config import Config
 from slime_rl.errors import RunFolderError
 
 IDENTITY = "run.json"
+EVALUATIONS = "evaluations"
 PACKAGES = ("slime-rl", "torch", "megatron-core", "sglang", "ray", "redis", "transformers", "mbridge")
 
 
@@ -68,23 +69,29 @@ class RunFolder:
 
 def open_used(path: Path) -> RunFolder:
     """The folder of a run that has been; raises RunFolderError where there is none."""
-    if not (path / IDENTITY).exists():
+    run = _identity(path)
+    if run is None:
         raise RunFolderError(f"expected a run folder, got {path}, which has no {IDENTITY}")
-    return RunFolder(path.resolve(), json.loads((path / IDENTITY).read_text(encoding="utf-8"))["id"])
+    return RunFolder(path.resolve(), run["id"])
 
 
 def check_unused(path: Path) -> None:
-    """Refuse a folder that a run has used, or that holds anything else.
+    """Refuse a folder that a run has used, or that holds anything but evaluations and a run that never began.
 
     Raises RunFolderError in words that say what to do.
     """
-    if (path / IDENTITY).exists():
-        run = json.loads((path / IDENTITY).read_text(encoding="utf-8"))["id"]
-        raise RunFolderError(f"run.folder {path} holds run {run}: resume it, or choose another folder (run.folder=...)")
-    if path.is_dir() and any(path.iterdir()):
-        raise RunFolderError(f"run.folder {path} is not empty: choose another folder (run.folder=...)")
     if path.exists() and not path.is_dir():
-        raise RunFolderError(f"run.folder {path} is a file: choose another folder (run.folder=...)")
+        raise RunFolderError(f"run.folder must be a new or empty folder, got the file {path}")
+    if (run := _identity(path)) is not None:
+        if run["began"]:
+            raise RunFolderError(
+                f"run.folder must be a new or empty folder, got {path}, which holds run {run['id']}: "
+                "resume it (not built yet), or choose another folder (run.folder=...)"
+            )
+    elif path.is_dir() and any(entry.name != EVALUATIONS for entry in path.iterdir()):
+        raise RunFolderError(
+            f"run.folder must be a new or empty folder, got {path}, which is not: choose another (run.folder=...)"
+        )
 
 
 def create(config: Config) -> RunFolder:
@@ -94,15 +101,38 @@ def create(config: Config) -> RunFolder:
     """
     path = Path(config.run.folder).resolve()
     check_unused(path)
-    path.mkdir(parents=True, exist_ok=True)
-    path.chmod(0o700)
+    _clear(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise RunFolderError(f"run.folder must be a folder that can be made, got {path} ({error.strerror})") from None
     folder = RunFolder(path, secrets.token_hex(4))
     for part in (folder.logs, folder.samples, folder.checkpoints, folder.redis):
         part.mkdir()
     (path / "config.yaml").write_text(config.dump(), encoding="utf-8")
     write_json(path / "environment.json", environment(config))
-    write_json(path / IDENTITY, {"id": folder.id})
+    write_json(path / IDENTITY, {"id": folder.id, "began": False})
     return folder
+
+
+def mark_begun(folder: RunFolder) -> None:
+    """From here on the folder is this run's: before, a new start may take it over."""
+    write_json(folder.path / IDENTITY, {"id": folder.id, "began": True})
+
+
+def _identity(path: Path) -> dict[str, Any] | None:
+    file = path / IDENTITY
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def _clear(path: Path) -> None:
+    """Delete what a run that never began has left."""
+    if _identity(path) is not None:
+        for entry in path.iterdir():
+            if entry.name == EVALUATIONS:
+                continue
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def environment(config: Config) -> dict[str, Any]:

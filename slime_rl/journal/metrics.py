@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,5 +44,9 @@ def _append(path: Path) -> TextIO:
 
 
 def _write(file: TextIO, row: Mapping[str, Any]) -> None:
-    file.write(json.dumps(row) + "\n")
+    """One line of JSON; what is not a number (nothing was counted) is null."""
+    values = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
+    file.write(json.dumps(values) + "\n")
     file.flush()

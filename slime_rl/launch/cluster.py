@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import ray
 
+T = TypeVar("T")
 LOCAL_ADDRESS = "127.0.0.1"
 OBJECT_STORE_BYTES = 256 * 2**20
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a new event loop, in which SIGTERM ends it as Ctrl-C does."""
+
+    async def interruptible() -> T:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+        return await work
+
+    return asyncio.run(interruptible())
 
 
 @contextmanager

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import tempfile
 import time
 from pathlib import Path
 
 from slime_rl.actors.worker import Surroundings
 from slime_rl.config import Config
-from slime_rl.errors import ConfigError
+from slime_rl.errors import ConfigError, cause_first
 from slime_rl.guard import Guard
-from slime_rl.journal.folder import write_json
+from slime_rl.journal.folder import EVALUATIONS, write_json
 from slime_rl.launch import preflight
-from slime_rl.launch.cluster import ray_cluster
-from slime_rl.launch.failures import cause_first
+from slime_rl.launch.cluster import ray_cluster, run_to_end
 from slime_rl.launch.fleet import Fleet
 from slime_rl.launch.progress import console
 from slime_rl.launch.workers import Workers
@@ -27,10 +26,11 @@ def run(config: Config) -> float:
     if config.evaluation is None:
         raise ConfigError("evaluation", "is required for slime-rl eval", None)
     inputs = preflight.check_evaluation(config)
-    folder = Path(config.run.folder).resolve() / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
-    folder.mkdir(parents=True, mode=0o700)
+    parent = Path(config.run.folder).resolve() / EVALUATIONS
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=parent))
     with Guard(), ray_cluster(), cause_first():
-        result = asyncio.run(_evaluate(config, folder / "logs"))
+        result = run_to_end(_evaluate(config, folder / "logs"))
     _write(folder, config, inputs.held_out, result)
     console.print(f"score {result.score:.4f} over {len(result.scores)} prompts; {folder}")
     return result.score

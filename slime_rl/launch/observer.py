@@ -5,50 +5,77 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from slime_rl.actors.trainer import TrainerGroup
+from slime_rl.buffer.redis_buffer import RedisBuffer
 from slime_rl.config import Config
 from slime_rl.journal.curve import draw_curve
 from slime_rl.journal.folder import RunFolder, write_json
 from slime_rl.journal.metrics import MetricsLog
 from slime_rl.journal.phases import Phases
+from slime_rl.launch.fleet import Fleet
+from slime_rl.launch.preflight import Inputs
 from slime_rl.launch.progress import StepBar
-from slime_rl.rollout.evaluation import Evaluation
-from slime_rl.types import Assignment, Group, Message, Prompt, StepReport
+from slime_rl.launch.workers import Workers
+from slime_rl.types import Assignment, Group, Message, Prompt, StepReport, Version
 
 NUM_SAMPLE_GROUPS = 2
 
 
+@dataclass(slots=True)
+class Difference:
+    """How far the engines' log-probs are from the trainer's, over all tokens compared so far."""
+
+    total: float = 0.0
+    count: float = 0.0
+    top: float | None = None
+
+    def add(self, total: float, count: float, top: float) -> None:
+        """Add `count` tokens."""
+        self.total += total
+        self.count += count
+        self.top = top if self.top is None else max(self.top, top)
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run consists of, once it is up; `read` fetches groups from the buffer."""
+
+    buffer: RedisBuffer
+    fleet: Fleet
+    workers: Workers
+    trainer: TrainerGroup
+    read: Callable[[Sequence[int]], list[Group]]
+
+
 class Observer:
-    """Keeps the figures of a run. `evaluate` scores the held-out set, `read` fetches groups whose samples are kept."""
+    """Keeps the figures of a run."""
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        folder: RunFolder,
-        prompts: Sequence[Prompt],
-        phases: Phases,
-        bar: StepBar,
-        evaluate: Callable[[], Awaitable[Evaluation]],
-        read: Callable[[Sequence[int]], list[Group]],
+        self, config: Config, *, folder: RunFolder, inputs: Inputs, phases: Phases, bar: StepBar, parts: Parts
     ) -> None:
         self._config = config
         self._folder = folder
-        self._prompts = prompts
+        self._inputs = inputs
         self._phases = phases
         self._bar = bar
-        self._evaluate = evaluate
-        self._read = read
+        self._parts = parts
         self._metrics = MetricsLog(folder.path)
         self._step_started = time.monotonic()
+        self._difference = Difference()
         self.rows: list[dict[str, float]] = []
         self.scores: list[tuple[int, float]] = []
 
     async def before(self) -> bool:
         """Score the weights that the run starts from; True if they reach the goal already."""
-        reached = await self._score(0)
+        reached = await self._score(Version(0))
         self._phases.take_step()
         self._step_started = time.monotonic()
         return reached
@@ -57,23 +84,29 @@ class Observer:
         """Record a step, and score its version where it is due; True once the goal is reached."""
         self._keep_samples(assignment)
         evaluation = self._config.evaluation
-        last = report.version >= self._config.loop.steps
-        due = evaluation is not None and (last or report.version % evaluation.every == 0)
+        due = evaluation is not None and report.version % evaluation.every == 0
         reached = await self._score(report.version) if due else False
-        self._record(assignment, report)
+        await self._record(assignment, report)
         return reached
 
-    def summarise(self) -> dict[str, Any]:
+    async def after(self, version: Version) -> None:
+        """Score the last version, if it was not due."""
+        if not self.scores or self.scores[-1][0] != version:
+            await self._score(version)
+
+    async def summarise(self) -> dict[str, Any]:
         """Write `summary.json` and the learning curve, and return the summary."""
-        compared = [(row["logprob_abs_diff"], row["logprob_abs_diff_max"]) for row in self.rows]
-        compared = [pair for pair in compared if not math.isnan(pair[0])]
+        status = await self._parts.buffer.status()
         summary = {
             "steps": len(self.rows),
             "heldout_before": self.scores[0][1] if self.scores else None,
             "heldout_after": self.scores[-1][1] if self.scores else None,
+            "heldout_overlap": self._inputs.overlap,
             "max_lag_seen": int(max((row["lag_max"] for row in self.rows), default=0)),
-            "logprob_abs_diff_mean": sum(mean for mean, _ in compared) / len(compared) if compared else None,
-            "logprob_abs_diff_max": max((top for _, top in compared), default=None),
+            "logprob_abs_diff_mean": self._difference.mean,
+            "logprob_abs_diff_max": self._difference.top,
+            "dropped": dict(status.dropped),
+            "requeued": dict(status.requeued),
             "seconds_total": time.monotonic() - self._phases.started,
             "seconds_by_phase": dict(self._phases.total),
         }
@@ -87,11 +120,11 @@ class Observer:
         """Close the files."""
         self._metrics.close()
 
-    async def _score(self, version: int) -> bool:
+    async def _score(self, version: Version) -> bool:
         if self._config.evaluation is None:
             return False
         with self._phases.measure("evaluate"):
-            result = await self._evaluate()
+            result = await self._parts.workers.evaluate()
         self.scores.append((version, result.score))
         self._metrics.event(
             "evaluation",
@@ -103,11 +136,15 @@ class Observer:
         goal = self._config.loop.stop_at_score
         return goal is not None and result.score >= goal
 
-    def _record(self, assignment: Assignment, report: StepReport) -> None:
+    async def _record(self, assignment: Assignment, report: StepReport) -> None:
+        mean, top = await self._compare(report)
+        status = await self._parts.buffer.status()
         now = time.monotonic()
         spent, seconds = now - self._step_started, self._phases.take_step()
         self._step_started = now
         row = step_row(assignment, report, seconds=seconds, spent_s=spent, synchronous=self._config.loop.max_lag == 0)
+        row |= {"logprob_abs_diff": mean, "logprob_abs_diff_max": top}
+        row |= {"dropped": sum(status.dropped.values()), "requeued": sum(status.requeued.values())}
         if self.scores and self.scores[-1][0] == report.version:
             row["heldout"] = self.scores[-1][1]
         self.rows.append(row)
@@ -115,20 +152,33 @@ class Observer:
         score = f" held-out {self.scores[-1][1]:.3f}" if self.scores else ""
         self._bar.advance(report.version, f"reward {row['reward']:.3f}{score} lag {row['lag_max']:.0f}")
 
+    async def _compare(self, report: StepReport) -> tuple[float, float]:
+        """Engine against trainer: over the step's tokens of the trainer's own version, else over a canary sample."""
+        name = "logprob_abs_diff"
+        if report.counts[name]:
+            self._difference.add(report.sums[name], report.counts[name], report.maxima[name])
+            return report.mean(name), report.maxima[name]
+        with self._phases.measure("canary"):
+            group = await self._parts.workers.canary()
+            mean, top = await self._parts.trainer.compare(group)
+        count = sum(sample.num_trained for sample in group.samples)
+        self._difference.add(mean * count, count, top)
+        return mean, top
+
     def _keep_samples(self, assignment: Assignment) -> None:
         """Write the samples of the step's first groups with their rewards, one line each."""
         path = self._folder.samples / f"step-{assignment.step:06d}.jsonl"
-        groups = self._read([group.id for group in assignment.groups[:NUM_SAMPLE_GROUPS]])
+        groups = self._parts.read([group.id for group in assignment.groups[:NUM_SAMPLE_GROUPS]])
         lines = [
             json.dumps(
                 {
                     "group": group.id,
-                    "prompt": _shown(self._prompts[group.prompt_index]),
-                    "answer": self._prompts[group.prompt_index].answer,
+                    "prompt": _shown(self._inputs.prompts[group.prompt_index]),
+                    "answer": self._inputs.prompts[group.prompt_index].answer,
                     "text": sample.text,
                     "reward": sample.reward,
                     "finish": str(sample.finish),
-                    "oldest_version": sample.oldest,
+                    "versions": sorted({span.version for span in sample.versions}),
                     "temperature": sample.temperature,
                 }
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from slime_rl.journal.folder import check_unused
 from slime_rl.rewards.functions import check_reward
 from slime_rl.rollout.arguments import check_sglang_arguments
 from slime_rl.rollout.model_folder import check_tokenizer
+from slime_rl.rollout.rendering import Renderer
 from slime_rl.trainer.architecture import read_architecture
 from slime_rl.trainer.arguments import check_megatron_arguments
 from slime_rl.types import Prompt
+
+NUM_RENDERED = 1000
+"""How many prompts of each data set are rendered to see that they can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,16 @@ class Inputs:
 
     prompts: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
+
+    @property
+    def overlap(self) -> int:
+        """How many held-out prompts are training prompts too, letter by letter."""
+        trained = {_content(prompt) for prompt in self.prompts}
+        return sum(_content(prompt) in trained for prompt in self.held_out)
+
+
+def _content(prompt: Prompt) -> str:
+    return prompt.text if prompt.text is not None else json.dumps(prompt.messages)
 
 
 def require(config: Config, *, loss: str, command: str) -> None:
@@ -42,6 +57,7 @@ def check(config: Config) -> Inputs:
 
 def check_evaluation(config: Config) -> Inputs:
     """Check what sampling and scoring need."""
+    config.buffer.find_url()
     check_sglang_arguments(config.rollout.sglang)
     check_reward(config.reward.function)
     return _read(config)
@@ -51,7 +67,10 @@ def _read(config: Config) -> Inputs:
     check_tokenizer(config.model.path)
     prompts = load_prompts(config.data.path, config.data.columns, field="data.path")
     evaluation = config.evaluation
-    if evaluation is None:
-        return Inputs(prompts, ())
-    held_out = load_prompts(evaluation.path, config.data.columns, field="evaluation.path")
-    return Inputs(prompts, held_out[: evaluation.max_prompts])
+    held_out: tuple[Prompt, ...] = ()
+    if evaluation is not None:
+        held_out = load_prompts(evaluation.path, config.data.columns, field="evaluation.path")[: evaluation.max_prompts]
+    renderer = Renderer(config.model, config.data)
+    for prompt in (*prompts[:NUM_RENDERED], *held_out[:NUM_RENDERED]):
+        renderer.encode_prompt(prompt)
+    return Inputs(prompts, held_out)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 
 from slime_rl.actors.trainer import TrainerGroup, read_worked_examples
 from slime_rl.config import Config
-from slime_rl.errors import ConfigError
+from slime_rl.errors import ConfigError, cause_first
 from slime_rl.guard import Guard
 from slime_rl.journal import folder as run_folder
-from slime_rl.journal.folder import RunFolder
+from slime_rl.journal.folder import RunFolder, mark_begun
 from slime_rl.journal.metrics import MetricsLog
 from slime_rl.launch import preflight
-from slime_rl.launch.cluster import ray_cluster
-from slime_rl.launch.failures import cause_first
+from slime_rl.launch.cluster import ray_cluster, run_to_end
 from slime_rl.launch.progress import console, step_bar
 from slime_rl.types import AssignedGroup, Assignment, Version
 
@@ -27,11 +25,11 @@ def run(config: Config) -> Path:
     epochs = config.data.max_epochs
     wanted = config.loop.steps * config.loop.groups_per_step
     if epochs is not None and wanted > epochs * len(inputs.prompts):
-        expected = f"must ask for at most {epochs * len(inputs.prompts)} rows (data.max_epochs is {epochs})"
+        expected = f"must ask for at most {epochs * len(inputs.prompts)} prompts (data.max_epochs is {epochs})"
         raise ConfigError("loop.steps", f"{expected} at {config.loop.groups_per_step} a step", config.loop.steps)
     folder = run_folder.create(config)
     with Guard(), ray_cluster(), cause_first():
-        asyncio.run(_train(config, folder))
+        run_to_end(_train(config, folder))
     console.print(f"weights: {folder.export}")
     return folder.export
 
@@ -50,20 +48,23 @@ async def _train(config: Config, folder: RunFolder) -> None:
     try:
         with step_bar("supervised", config.loop.steps) as bar:
             version = await trainer.load()
+            mark_begun(folder)
             reached = False
             while version < config.loop.steps and not reached:
-                report = await trainer.step(_rows(version, config.loop.groups_per_step))
+                report = await trainer.step(_next_groups(version, config.loop.groups_per_step))
                 version = report.version
                 values = {"loss": report.mean("loss"), "lr": report.mean("lr")}
                 if _is_due(config, version):
                     values["heldout_probability"] = await trainer.probability()
                     reached = _reaches(config, values["heldout_probability"])
                 metrics.step(version, values)
+                if version % config.checkpoint.every == 0:
+                    await trainer.save(version)
                 bar.advance(version, ", ".join(f"{name} {value:.3g}" for name, value in values.items()))
         await trainer.save(version)
         folder.link_export()
     finally:
-        trainer.close()
+        await trainer.close()
         metrics.close()
 
 
@@ -76,8 +77,8 @@ def _reaches(config: Config, score: float) -> bool:
     return config.loop.stop_at_score is not None and score >= config.loop.stop_at_score
 
 
-def _rows(step: Version, rows_per_step: int) -> Assignment:
-    """The next rows, as groups of one sample."""
-    ids = range(step * rows_per_step, (step + 1) * rows_per_step)
+def _next_groups(step: Version, groups_per_step: int) -> Assignment:
+    """The next prompts, as groups of one sample."""
+    ids = range(step * groups_per_step, (step + 1) * groups_per_step)
     groups = tuple(AssignedGroup(id=id, num_samples=1, num_tokens=1, oldest=step) for id in ids)
     return Assignment(step=step, groups=groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,18 +16,18 @@ from slime_rl.buffer.reader import GroupReader
 from slime_rl.buffer.redis_buffer import RedisBuffer
 from slime_rl.buffer.server import EmbeddedServer
 from slime_rl.config import Config
+from slime_rl.errors import cause_first
 from slime_rl.guard import Guard
 from slime_rl.journal import folder as run_folder
 from slime_rl.journal.folder import RunFolder
 from slime_rl.journal.phases import Phases, TimedSteps, TimedTrainer
 from slime_rl.launch import plan, preflight, report
-from slime_rl.launch.cluster import ray_cluster
-from slime_rl.launch.failures import cause_first
+from slime_rl.launch.cluster import ray_cluster, run_to_end
 from slime_rl.launch.fleet import Fleet
-from slime_rl.launch.observer import Observer
-from slime_rl.launch.progress import console, step_bar
+from slime_rl.launch.observer import Observer, Parts
+from slime_rl.launch.preflight import Inputs
+from slime_rl.launch.progress import console, driver_log, step_bar
 from slime_rl.launch.workers import Workers
-from slime_rl.types import Prompt
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def run(config: Config) -> dict[str, Any]:
     preflight.require(config, loss="grpo", command="train")
     inputs = preflight.check(config)
     folder = run_folder.create(config)
-    with Guard(), ray_cluster(), cause_first():
-        return asyncio.run(_train(config, folder, inputs.prompts))
+    with Guard(), driver_log(folder.logs), ray_cluster(), cause_first():
+        return run_to_end(_train(config, folder, inputs))
 
 
 def show_plan(config: Config) -> None:
@@ -45,68 +45,74 @@ def show_plan(config: Config) -> None:
     plan.show(config, preflight.check(config))
 
 
-async def _train(config: Config, folder: RunFolder, prompts: Sequence[Prompt]) -> dict[str, Any]:
+async def _train(config: Config, folder: RunFolder, inputs: Inputs) -> dict[str, Any]:
     phases = Phases()
-    pacing = pacing_of(config, run_id=folder.id, num_prompts=len(prompts))
     async with contextlib.AsyncExitStack() as stack:
         with phases.measure("start"), console.status("starting the buffer, the engines and the workers"):
-            url = stack.enter_context(_server(config, folder))
-            buffer = await RedisBuffer.open(url, pacing, create=True)
-            stack.push_async_callback(buffer.close)
-            fleet = await stack.enter_async_context(Fleet(config, logs=folder.logs))
-            around = Surroundings(router=fleet.router, logs=folder.logs, buffer=(url, pacing))
-            workers = Workers(config, around, num_workers=config.rollout.num_workers)
-            await stack.enter_async_context(workers)
-        trainer = TrainerGroup(
-            config,
-            logs=folder.logs,
-            open_reader=partial(read_from_buffer, url, folder.id),
-            engines=fleet.addresses,
-            checkpoint=folder.checkpoint,
-            prune=partial(folder.prune, config.checkpoint.keep),
-            published=folder.path,
-        )
-        stack.callback(trainer.close)
-        reader = GroupReader(url, folder.id)
-        stack.callback(reader.close)
+            parts = await _bring_up(config, folder, len(inputs.prompts), stack)
         bar = stack.enter_context(step_bar("training", config.loop.steps))
-        observer = Observer(
-            config, folder=folder, prompts=prompts, phases=phases, bar=bar, evaluate=workers.evaluate, read=reader.read
-        )
+        observer = Observer(config, folder=folder, inputs=inputs, phases=phases, bar=bar, parts=parts)
         stack.callback(observer.close)
         driver = loop.Driver(
             config=config.loop,
-            steps=TimedSteps(buffer, phases),
-            trainer=TimedTrainer(trainer, phases),
+            steps=TimedSteps(parts.buffer, phases),
+            trainer=TimedTrainer(parts.trainer, phases),
             observe=observer.after_step,
             save_every=config.checkpoint.every,
         )
-        await _drive(driver, observer, fleet=fleet, workers=workers, buffer=buffer)
+        await _drive(driver, observer, folder, parts)
         folder.link_export()
-        summary = observer.summarise()
+        summary = await observer.summarise()
     report.show(summary, observer.rows, folder)
     return summary
 
 
-async def _drive(
-    driver: loop.Driver, observer: Observer, *, fleet: Fleet, workers: Workers, buffer: RedisBuffer
-) -> None:
-    """Run the loop while an engine or a worker that dies ends it with its cause."""
-    version = await loop.begin(driver)
+async def _bring_up(config: Config, folder: RunFolder, num_prompts: int, stack: contextlib.AsyncExitStack) -> Parts:
+    """Start everything; `stack` ends it in the reverse order."""
+    url = stack.enter_context(_server(config, folder))
+    pacing = pacing_of(config, run_id=folder.id, num_prompts=num_prompts)
+    buffer = await RedisBuffer.open(url, pacing, create=True)
+    stack.push_async_callback(buffer.close)
+    fleet = await stack.enter_async_context(Fleet(config, logs=folder.logs))
+    around = Surroundings(router=fleet.router, logs=folder.logs, buffer=(url, pacing))
+    workers = Workers(config, around, num_workers=config.rollout.num_workers)
+    await stack.enter_async_context(workers)
+    trainer = TrainerGroup(
+        config,
+        logs=folder.logs,
+        open_reader=partial(read_from_buffer, url, folder.id),
+        engines=fleet.addresses,
+        checkpoint=folder.checkpoint,
+        prune=partial(folder.prune, config.checkpoint.keep),
+        published=folder.path,
+    )
+    stack.push_async_callback(trainer.close)
+    reader = GroupReader(url, folder.id)
+    stack.callback(reader.close)
+    return Parts(buffer=buffer, fleet=fleet, workers=workers, trainer=trainer, read=reader.read)
+
+
+async def _drive(driver: loop.Driver, observer: Observer, folder: RunFolder, parts: Parts) -> None:
+    """Run the loop while a part that dies ends it with its cause."""
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(fleet.watch())
-        if not await observer.before():
-            tasks.create_task(workers.produce())
-            await loop.consume(driver, version)
-            await buffer.close_admission()
+        watch = tasks.create_task(parts.fleet.watch())
+        version = await loop.begin(driver)
+        run_folder.mark_begun(folder)
+        if await observer.before():
+            await loop.save(driver, version)
+        else:
+            tasks.create_task(parts.workers.produce())
+            version = await loop.consume(driver, version)
+            await parts.buffer.close_admission()
+            await observer.after(version)
         watch.cancel()
 
 
 @contextlib.contextmanager
 def _server(config: Config, folder: RunFolder) -> Iterator[str]:
     """The URL of the configured server, or of one that lives as long as the run."""
-    if config.buffer.url is not None:
-        yield config.buffer.url
+    if (external := config.buffer.find_url()) is not None:
+        yield external
         return
     server = EmbeddedServer(folder.path)
     url = server.start()

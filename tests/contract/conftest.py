@@ -32,6 +32,7 @@ def make_pacing(**changes):
         "shuffle": True,
         "temperature": 0.7,
         "max_attempts": 3,
+        "max_dropped_per_step": 1000,
         "lease_s": 1000.0,
         "wait_timeout_s": 0.001,
         "slot_timeout_s": 0.001,

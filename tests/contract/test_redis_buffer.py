@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from slime_rl.buffer.connection import place
 from slime_rl.buffer.redis_buffer import RedisBuffer
+from slime_rl.config import without_credentials
 from slime_rl.errors import CodecError, ConfigError, RunFolderError, StoreError
 
 
@@ -106,8 +106,8 @@ async def test_no_credential_is_in_any_error(on_server, pacing):
         ("redis://u:p@q@host", "redis://host"),
     ],
 )
-def test_a_place_is_a_url_without_its_credentials(url, shown):
-    assert place(url) == shown
+def test_a_url_is_shown_without_its_credentials(url, shown):
+    assert without_credentials(url) == shown
 
 
 async def test_a_wrong_password_is_an_error_with_its_cause(on_server, pacing):

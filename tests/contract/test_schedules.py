@@ -29,6 +29,7 @@ class Oracle:
             max_epochs=self.random.choice([None, 9]),
             num_steps=self.random.randint(8, 20),
             max_attempts=2,
+            max_dropped_per_step=1000,
         )
         self.pacing = self.buffer.pacing
         operations = [self.reserve] * 6 + [self.fill] * 4 + [self.assign] * 3 + [self.publish] * 2

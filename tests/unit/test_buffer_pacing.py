@@ -1,7 +1,7 @@
 import pytest
 
 from slime_rl.buffer.pacing import pacing_of
-from slime_rl.config import validate
+from slime_rl.config_file import validate
 
 
 @pytest.fixture

@@ -76,16 +76,16 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(config, capsys):
 def test_a_folder_that_a_run_has_used_is_refused_with_what_to_do(config, capsys):
     used = config.parent / "run"
     used.mkdir()
-    (used / "run.json").write_text('{"id": "abc"}')
+    (used / "run.json").write_text('{"id": "abc", "began": true}')
     told = fault_of(capsys, "train", str(config))
-    assert "holds run abc: resume it, or choose another folder" in told
+    assert "holds run abc: resume it (not built yet), or choose another folder" in told
 
 
 def test_a_folder_with_other_files_is_refused(config, capsys):
     used = config.parent / "run"
     used.mkdir()
     (used / "thesis.tex").write_text("do not lose me")
-    assert "is not empty: choose another folder" in fault_of(capsys, "train", str(config))
+    assert "must be a new or empty folder" in fault_of(capsys, "train", str(config))
 
 
 def test_export_wants_a_run_with_a_checkpoint(tmp_path, capsys):

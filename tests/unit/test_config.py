@@ -1,7 +1,8 @@
 import pytest
 import yaml
 
-from slime_rl.config import Config, load_config, validate
+from slime_rl.config import Config
+from slime_rl.config_file import load_config, validate
 from slime_rl.errors import ConfigError
 
 
@@ -42,6 +43,24 @@ def values(**sections):
         (
             {"objective": {"loss": "dpo"}},
             "objective.loss must be 'grpo' or 'sft', got 'dpo'",
+        ),
+        (
+            {"data": {"path": "d", "template": "none", "system_prompt": "Be brief."}},
+            "data.system_prompt has no effect when data.template is none, got 'Be brief.'",
+        ),
+        (
+            {"objective": {"correction": "none", "correction_cap": 3.0}},
+            "objective.correction_cap has no effect when objective.correction is none, got 3.0",
+        ),
+        ({"trainer": {"min_lr": 1e-7}}, "trainer.min_lr has no effect when trainer.lr_schedule is constant, got 1e-07"),
+        ({"trainer": {"lr_warmup_steps": 4}}, "trainer.lr_warmup_steps must be at most loop.steps, 3, got 4"),
+        (
+            {"evaluation": {"path": "e", "num_samples": 4}},
+            "evaluation.num_samples must be 1 when evaluation.temperature is 0, got 4",
+        ),
+        (
+            {"objective": {"loss": "sft"}, "rollout": {"num_engines": 2}},
+            "rollout has no effect when objective.loss is sft, got 'a section'",
         ),
         (
             {"loop": {"steps": 3, "stop_at_score": 0.9}},
@@ -102,9 +121,31 @@ def test_a_missing_file_is_named(tmp_path):
         load_config(tmp_path / "none.yaml")
 
 
-def test_the_dump_is_a_configuration_again_and_holds_no_password():
-    config = validate(values(buffer={"url": "redis://user:secret@host:6379/0"}))
-    assert "secret" not in config.dump()
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:secret@host:6379/0",
+        "redis://u:se/secret@host",
+        "rediss://:p@ss/secret@host",
+        "redis://host?password=secret",
+    ],
+)
+def test_the_dump_holds_no_password(url):
+    assert "secret" not in validate(values(buffer={"url": url})).dump()
+
+
+def test_the_url_may_come_from_the_environment(monkeypatch):
+    config = validate(values(buffer={"url_env": "BUFFER_URL"}))
+    with pytest.raises(ConfigError, match=r"buffer.url_env must name an environment variable that is set"):
+        config.buffer.find_url()
+    monkeypatch.setenv("BUFFER_URL", "redis://:secret@host")
+    assert config.buffer.find_url() == "redis://:secret@host"
+    monkeypatch.setenv("BUFFER_URL", "http://:secret@host")
+    with pytest.raises(ConfigError, match=r"got 'http://host'"):
+        config.buffer.find_url()
+
+
+def test_the_dump_is_a_configuration_again():
     without_url = validate(values())
     assert validate(yaml.safe_load(without_url.dump())) == without_url
 

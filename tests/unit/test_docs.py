@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from slime_rl import reference
-from slime_rl.config import load_config
+from slime_rl.config_file import load_config
 
 ROOT = Path(__file__).parents[2]
 

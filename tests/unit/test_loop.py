@@ -11,7 +11,7 @@ import pytest
 from slime_rl.buffer.memory import MemoryBuffer
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.config import LoopConfig
-from slime_rl.errors import EngineError, RewardError, TrainerError
+from slime_rl.errors import DropError, EngineError, RewardError, TrainerError
 from slime_rl.loop import Driver, Worker, begin, consume, produce
 from slime_rl.types import Finish, Prompt, Sample, Span, StepReport, Version
 
@@ -109,6 +109,7 @@ def make_run(
         shuffle=True,
         temperature=1.0,
         max_attempts=config.max_attempts,
+        max_dropped_per_step=config.max_dropped_per_step,
         lease_s=config.lease_s,
         wait_timeout_s=5.0,
         slot_timeout_s=5.0,
@@ -192,6 +193,22 @@ async def test_a_reward_that_always_fails_costs_its_prompt_after_bounded_attempt
     status = await buffer.status()
     assert status.dropped == {"RewardError": 1}
     assert status.requeued == {"RewardError": 2}
+
+
+@pytest.mark.parametrize("loop", [{"drop_equal_rewards": True}, {"max_attempts": 1}])
+async def test_a_run_in_which_every_group_is_dropped_ends_with_the_reasons(loop):
+    async def useless(prompt, samples):
+        if "max_attempts" in loop:
+            raise RewardError("no answer")
+        return [replace(s, reward=1.0) for s in samples]
+
+    worker, driver, buffer, _, _ = make_run(reward=useless, max_dropped_per_step=20, **loop)
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_to_the_end(worker, driver, buffer)
+    reason = "RewardError" if "max_attempts" in loop else "equal rewards"
+    assert caught.group_contains(
+        DropError, match=rf"step 0 is not full after \d+ groups were dropped \({reason}: \d+\)"
+    )
 
 
 async def test_a_failed_step_ends_both_sides_with_its_cause():

@@ -25,7 +25,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from slime_rl.config import validate
+from slime_rl.config_file import validate
 from slime_rl.errors import SlimeError
 from slime_rl.trainer import distributed
 from slime_rl.trainer.attention import PackedAttention

@@ -23,7 +23,7 @@ from megatron_checks import start
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from slime_rl.config import validate
+from slime_rl.config_file import validate
 from slime_rl.errors import SlimeError, TrainerError
 from slime_rl.trainer import optimizer
 from slime_rl.types import Group, Sample, StepReport

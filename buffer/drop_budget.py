@@ -1,0 +1,32 @@
+"""Bounds how many groups may be dropped while one step waits: a filter that nothing passes must not spin for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from slime_rl.errors import DropError
+
+
+class DropBudget:
+    """Counts the drops by reason since one wait for `step` began."""
+
+    def __init__(self, limit: int, *, step: int) -> None:
+        self._limit = limit
+        self._step = step
+        self._before: Counter[str] | None = None
+
+    def check(self, dropped: Mapping[str, int]) -> None:
+        """`dropped` counts the whole run's drops by reason so far.
+
+        Raises DropError with the reasons once more than `limit` of them came while the step waited.
+        """
+        if self._before is None:
+            self._before = Counter(dropped)
+        since = Counter(dropped) - self._before
+        if since.total() > self._limit:
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in since.most_common())
+            raise DropError(
+                f"step {self._step} is not full after {since.total()} groups were dropped ({reasons}); "
+                f"loop.max_dropped_per_step allows {self._limit}"
+            )

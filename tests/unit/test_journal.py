@@ -1,0 +1,85 @@
+import json
+
+import pytest
+
+from slime_rl.config_file import validate
+from slime_rl.errors import EngineError, RunFolderError, SlimeError, cause_first
+from slime_rl.journal import folder as run_folder
+from slime_rl.journal.metrics import MetricsLog
+from slime_rl.journal.phases import Phases
+
+
+@pytest.fixture
+def config(tmp_path):
+    return validate(
+        {
+            "run": {"folder": str(tmp_path / "run")},
+            "model": {"path": "m"},
+            "data": {"path": "d"},
+            "loop": {"steps": 1},
+            "buffer": {"url": "redis://:secret@host"},
+        }
+    )
+
+
+def test_a_run_that_began_keeps_its_folder_and_one_that_did_not_gives_it_up(config):
+    first = run_folder.create(config)
+    (first.logs / "engine-0.log").write_text("it did not start")
+    (first.path / "evaluations").mkdir()
+    second = run_folder.create(config)
+    assert second.id != first.id
+    assert list(second.logs.iterdir()) == []
+    assert (second.path / "evaluations").is_dir()
+    run_folder.mark_begun(second)
+    with pytest.raises(RunFolderError, match=f"holds run {second.id}: resume it"):
+        run_folder.create(config)
+
+
+def test_a_folder_with_evaluations_alone_may_be_trained_in(config, tmp_path):
+    (tmp_path / "run" / "evaluations").mkdir(parents=True)
+    assert run_folder.create(config).path == tmp_path / "run"
+
+
+def test_a_folder_is_private_and_holds_no_password(config):
+    folder = run_folder.create(config)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert "secret" not in "".join(p.read_text() for p in folder.path.iterdir() if p.is_file())
+
+
+def test_only_the_newest_checkpoints_are_kept_and_the_export_is_the_newest(config):
+    folder = run_folder.create(config)
+    for version in (2, 10, 100):
+        folder.checkpoint(version).mkdir()
+        (folder.checkpoint(version) / "version").write_text(str(version))
+    folder.prune(keep=2)
+    folder.link_export()
+    assert [path.name for path in folder.saved()] == ["version-000010", "version-000100"]
+    assert (folder.export / "version").read_text() == "100"
+
+
+def test_metrics_are_valid_json_where_nothing_was_counted(tmp_path):
+    metrics = MetricsLog(tmp_path)
+    metrics.step(1, {"loss": 0.5, "logprob_abs_diff": float("nan")})
+    metrics.close()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert (row["step"], row["loss"], row["logprob_abs_diff"]) == (1, 0.5, None)
+
+
+def test_phases_count_what_fails_too():
+    phases = Phases()
+    with pytest.raises(SlimeError), phases.measure("wait"):
+        raise SlimeError
+    assert phases.take_step().keys() == {"wait"}
+    assert phases.take_step() == {}
+
+
+def test_the_cause_comes_out_of_nested_groups():
+    cause = EngineError("engine 0 ended")
+    with pytest.raises(EngineError, match="engine 0 ended"), cause_first():
+        raise ExceptionGroup("run", [ExceptionGroup("worker", [ValueError("a symptom"), cause])])
+    with pytest.raises(ExceptionGroup), cause_first():
+        raise ExceptionGroup("run", [ValueError("a fault of ours")])
