@@ -204,6 +204,7 @@ def step_row(
     sampling_s = seconds.get("wait", 0.0) if synchronous else spent_s
     return {
         "step": report.version,
+        "num_groups": len(assignment.groups),
         **{name: report.mean(name) for name in report.sums},
         **{f"{name}_max": value for name, value in report.maxima.items()},
         "rollout_tokens_per_s": new_tokens / sampling_s if sampling_s else math.nan,
