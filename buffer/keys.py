@@ -13,6 +13,11 @@ def changes_key(run_id: str) -> str:
     return f"{{slime_rl:{run_id}}}:changes"
 
 
+def openings_key(run_id: str) -> str:
+    """The stream whose newest entry numbers the last change that can answer whoever waits for a slot."""
+    return f"{{slime_rl:{run_id}}}:openings"
+
+
 def payload_key(run_id: str, group_id: int) -> str:
     """Where a group's payload lies from its fill until its step is committed."""
     return f"{{slime_rl:{run_id}}}:payload:{group_id}"

@@ -12,13 +12,13 @@ from importlib import resources
 from typing import Any
 
 import redis.asyncio
-from redis.commands.core import AsyncScript
 
+from slime_rl.buffer.calls import Calls
 from slime_rl.buffer.codec import encode
 from slime_rl.buffer.connection import connect, named_faults
 from slime_rl.buffer.drop_budget import DropBudget
 from slime_rl.buffer.intake import group_of, measure
-from slime_rl.buffer.keys import changes_key, run_key
+from slime_rl.buffer.keys import changes_key, openings_key, run_key
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.patience import Waiting, until_answered
 from slime_rl.buffer.refusals import already_committed, fenced, never_assigned
@@ -41,8 +41,8 @@ class RedisBuffer:
         self.pacing = pacing
         self._client = client
         self._url = url
-        self._keys = [run_key(pacing.run_id)]
-        self._scripts: dict[str, AsyncScript] = {}
+        self._key = run_key(pacing.run_id)
+        self._calls = Calls(client)
 
     @classmethod
     async def open(cls, url: str, pacing: Pacing, *, create: bool) -> RedisBuffer:
@@ -67,7 +67,8 @@ class RedisBuffer:
         """Take a slot for the next prompt; see `Slots.reserve`."""
         request = uuid.uuid4().hex
         ask = functools.partial(self._try_reserve, holder, request)
-        return await until_answered(ask, self._changed, timeout_s=self.pacing.slot_timeout_s)
+        changed = functools.partial(self._changed, openings_key(self.pacing.run_id))
+        return await until_answered(ask, changed, timeout_s=self.pacing.slot_timeout_s)
 
     async def heartbeat(self, holder: str) -> None:
         """Keep the leases of `holder` that have not ended; see `Slots.heartbeat`."""
@@ -92,7 +93,8 @@ class RedisBuffer:
         fixed = await self._fix(step, ())
         budget = DropBudget(self.pacing.max_dropped_per_step, step=step)
         ask = functools.partial(self._try_assign, step, budget)
-        return fixed or await until_answered(ask, self._changed, timeout_s=self.pacing.wait_timeout_s)
+        changed = functools.partial(self._changed, changes_key(self.pacing.run_id))
+        return fixed or await until_answered(ask, changed, timeout_s=self.pacing.wait_timeout_s)
 
     async def publish(self, version: Version) -> None:
         """Free the slots of the steps before `version`; see `Steps.publish`."""
@@ -122,7 +124,7 @@ class RedisBuffer:
 
     async def _attach(self) -> None:
         with named_faults(self._url):
-            stored = await self._client.hget(self._keys[0], "pacing")
+            stored = await self._client.hget(self._key, "pacing")
         if stored is None:
             raise StoreError(f"there is no run {self.pacing.run_id!r} at {without_credentials(self._url)}")
         theirs, ours = json.loads(stored), dataclasses.asdict(self.pacing)
@@ -207,16 +209,14 @@ class RedisBuffer:
         )
 
     async def _call(self, name: str, *args: Any) -> Any:
-        script = self._scripts.get(name) or self._client.register_script(_source(name))
-        self._scripts[name] = script
         with named_faults(self._url):
-            return await script(keys=self._keys, args=args)
+            return await self._calls.run(_source(name), self._key, *args)
 
-    async def _changed(self, change: int, timeout_s: float) -> None:
-        """Return once the server is past `change`; the stream's entries outlive their moment, so none is missed."""
+    async def _changed(self, stream: str, change: int, timeout_s: float) -> None:
+        """Return once `stream` is past `change`; its entries outlive their moment, so none is missed."""
         block_ms = math.ceil(min(timeout_s, BLOCK_S) * 1000)
         with named_faults(self._url):
-            await self._client.xread({changes_key(self.pacing.run_id): f"{change}-0"}, block=max(1, block_ms))
+            await self._client.xread({stream: f"{change}-0"}, block=max(1, block_ms))
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from slime_rl.errors import EngineError, FencedError, RewardError
 from slime_rl.interfaces import Program, Reward, Slots, Steps, Trainer
 from slime_rl.types import Assignment, Prompt, Reservation, Sample, StepReport, Version
 
+NUM_RESERVERS = 8  # calls that wait for the store's disk at the same time
 log = logging.getLogger(__name__)
 
 
@@ -49,10 +50,18 @@ async def produce(worker: Worker) -> None:
     async with TaskGroup() as tasks:
         beat = tasks.create_task(keep_leases(worker))
         async with TaskGroup() as groups:
-            while (reservation := await worker.slots.reserve(worker.name)) is not None:
-                await worker.episodes.acquire()
-                groups.create_task(generate(worker, reservation))
+            for _ in range(NUM_RESERVERS):
+                groups.create_task(admit(worker, groups))
         beat.cancel()
+
+
+async def admit(worker: Worker, groups: TaskGroup) -> None:
+    """Start one group after another in `groups` until no prompt remains; an episode is free before a slot is taken."""
+    await worker.episodes.acquire()
+    while (reservation := await worker.slots.reserve(worker.name)) is not None:
+        groups.create_task(generate(worker, reservation))
+        await worker.episodes.acquire()
+    worker.episodes.release()
 
 
 async def generate(worker: Worker, reservation: Reservation) -> None:

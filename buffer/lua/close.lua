@@ -3,4 +3,4 @@
 -- KEYS[1] run: closed.
 
 redis.call('HSET', run, 'closed', 1)
-wake()
+wake_all()

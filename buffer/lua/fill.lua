@@ -26,6 +26,10 @@ if state == 'reserved' then
   redis.call('HSET', group, 'state', 'filled', 'finished', finished,
     'num_samples', ARGV[4], 'num_tokens', ARGV[5], 'oldest', ARGV[6])
   redis.call('ZADD', key('filled'), finished, id)
-  wake()
+  if redis.call('ZCARD', key('reserved')) == 0 then
+    wake_all()  -- no group can come back any more
+  else
+    wake()
+  end
 end
 return {'filled'}

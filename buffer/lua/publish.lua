@@ -11,6 +11,6 @@ end
 if version > counter('version') then
   redis.call('HSET', run, 'version', version)
   redis.call('ZREMRANGEBYSCORE', key('unpublished'), '-inf', version - 1)
-  wake()
+  wake_all()
 end
 return {'published'}

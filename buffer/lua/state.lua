@@ -16,6 +16,7 @@
 --   dropped        hash    reason -> number of groups
 --   requeued_by    hash    reason -> number of times
 --   changes        stream  one entry, numbered by run.changes: wakes whoever waits for a change
+--   openings       stream  the last of these entries that can answer a `reserve`: wakes whoever waits for a slot
 
 local run = KEYS[1]
 local prefix = string.sub(run, 1, -4)
@@ -36,7 +37,15 @@ end
 
 local function wake()
   local change = redis.call('HINCRBY', run, 'changes', 1)
-  redis.call('XADD', key('changes'), 'MAXLEN', '1', string.format('%.0f-0', change), 'change', change)
+  local entry = string.format('%.0f-0', change)
+  redis.call('XADD', key('changes'), 'MAXLEN', '1', entry, 'change', change)
+  return entry, change
+end
+
+-- Wake those who wait for a slot too: one may be free, or no prompt may ever come.
+local function wake_all()
+  local entry, change = wake()
+  redis.call('XADD', key('openings'), 'MAXLEN', '1', entry, 'change', change)
 end
 
 -- Take a group out of the hands of its holder; the caller puts it where it goes next.
@@ -58,7 +67,7 @@ local function give_back(id, reason, retry, max_attempts)
     redis.call('DEL', group)
     redis.call('HINCRBY', key('dropped'), reason, 1)
   end
-  wake()
+  wake_all()
 end
 
 -- Give back the groups whose lease has ended.

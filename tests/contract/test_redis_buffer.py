@@ -46,8 +46,8 @@ async def test_every_key_carries_the_run_in_its_hash_tag(on_server, fill):
     await buffer.release(held[2], reason="engine died", retry=False)
     keys = set(on_server.server.keys()) - before
     assert {key.decode().removeprefix(on_server.key("")) for key in keys} == {
-        "run", "changes", "reserved", "filled", "requeued", "unpublished", "requests", "dropped", "requeued_by",
-        "held:worker-1", "step:0", "payload:0", "payload:1", *(f"group:{id}" for id in (0, 1, 2, 4, 5)),
+        "run", "changes", "openings", "reserved", "filled", "requeued", "unpublished", "requests", "dropped",
+        "requeued_by", "held:worker-1", "step:0", "payload:0", "payload:1", *(f"group:{id}" for id in (0, 1, 2, 4, 5)),
     }  # fmt: skip
 
 
@@ -59,7 +59,9 @@ async def test_a_finished_run_leaves_a_handful_of_keys(on_server, fill):
         await buffer.assign(step)
         await buffer.publish(step + 1)
         await buffer.commit(step)
-    assert set(on_server.server.keys()) - before == {on_server.key("run").encode(), on_server.key("changes").encode()}
+    assert set(on_server.server.keys()) - before == {
+        on_server.key(name).encode() for name in ("run", "changes", "openings")
+    }
 
 
 async def test_a_reservation_whose_answer_was_lost_is_answered_again(on_server, fill):
