@@ -37,6 +37,29 @@ class Completion:
     finish: Finish
 
 
+def generate_body(
+    prompt: Sequence[int],
+    *,
+    num_samples: int,
+    temperature: float,
+    max_new_tokens: int,
+    stop_token_ids: Sequence[int],
+) -> bytes:
+    """The JSON that asks for completions of one prompt, with their log-probs."""
+    return orjson.dumps(
+        {
+            "input_ids": list(prompt),
+            "sampling_params": {
+                "n": num_samples,
+                "temperature": temperature,
+                "max_new_tokens": max_new_tokens,
+                "stop_token_ids": list(stop_token_ids),
+            },
+            "return_logprob": True,
+        }
+    )
+
+
 class EngineHttp:
     """A client of one engine, or of the router before them; used as `async with EngineHttp(...) as http`.
 
@@ -74,17 +97,14 @@ class EngineHttp:
 
         A token id outside the model's vocabulary ends an SGLang server, so `prompt` must come from its tokenizer.
         """
-        body = {
-            "input_ids": list(prompt),
-            "sampling_params": {
-                "n": num_samples,
-                "temperature": temperature,
-                "max_new_tokens": max_new_tokens,
-                "stop_token_ids": list(stop_token_ids),
-            },
-            "return_logprob": True,
-        }
-        reply = await self._post("/generate", body)
+        body = generate_body(
+            prompt,
+            num_samples=num_samples,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=stop_token_ids,
+        )
+        reply = await self._ask("POST", "/generate", body, key=self.address.keys.api)
         replies = reply if isinstance(reply, list) else [reply]
         if len(replies) != num_samples:
             raise self._error("/generate", f"expected {num_samples} completions, got {len(replies)}")
@@ -186,7 +206,7 @@ class EngineHttp:
             raise self._error(path, f"no answer: {type(error).__name__} {error}".rstrip()) from error
         if response.status != 200:
             raise self._error(path, f"status {response.status}: {content.decode('utf-8', 'replace')[:500]}")
-        is_json = response.content_type == "application/json" and content
+        is_json = response.headers.get("Content-Type", "").startswith("application/json") and content
         return orjson.loads(content) if is_json else None
 
     def _completion(self, reply: Mapping[str, Any], *, offset: int) -> Completion:
