@@ -1,7 +1,8 @@
-"""The process that runs a reward function: `python -m slime_rl.rewards.grader NAME READ_FD WRITE_FD`.
+"""The process that runs a reward function: `python -m slime_rl.rewards.grader NAME FD`.
 
-It reads requests and writes replies over two inherited pipes, so that whatever the function prints goes to the log.
-It ends when its owner does: on end of file, and by the kernel's signal while a function is busy.
+It reads requests from an inherited socket and writes replies to it, so that whatever the function prints goes to the
+log. The first message is its own: that the function is loaded, or why not. It ends when its owner does: on end of
+file, and by the kernel's signal while a function is busy.
 """
 
 from __future__ import annotations
@@ -9,36 +10,53 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import inspect
-import os
 import signal
+import socket
 import sys
 import traceback
-from typing import Any, BinaryIO
+from typing import Any
 
-import msgpack
-
-from slime_rl.errors import RewardError
+from slime_rl.errors import ConfigError, RewardError
 from slime_rl.rewards.functions import Answer, RewardFunction, load_reward, to_scores
+from slime_rl.rewards.wire import read, write
 from slime_rl.types import Prompt
 
 PR_SET_PDEATHSIG = 1
-HEADER_BYTES = 4
+MAX_REASON = 500
+
+
+def command(name: str, fd: int) -> list[str]:
+    """The command line of a grader that talks over the inherited socket `fd`."""
+    return [sys.executable, "-m", "slime_rl.rewards.grader", name, str(fd)]
 
 
 def main() -> None:
     """Serve requests until the owner closes its end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    name, read_fd, write_fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as replies:
-        function = load_reward(name)
+    name, fd = sys.argv[1], int(sys.argv[2])
+    with socket.socket(fileno=fd) as owner, owner.makefile("rb") as requests, owner.makefile("wb") as replies:
+        try:
+            function = load_reward(name)
+        except (Exception, SystemExit) as error:
+            write(replies, {"error": reason(error)})
+            raise
         write(replies, {"ready": True})
         while (request := read(requests)) is not None:
             write(replies, answer(function, request))
 
 
+def reason(error: BaseException) -> str:
+    """Why a function did not load, in one line: the error, and the last line of code that ran."""
+    what = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())[:MAX_REASON]
+    if isinstance(error, ConfigError):
+        return what
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{what}, at {where.filename}:{where.lineno}"
+
+
 def answer(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]:
     """Grade one request; whatever the user's code raises becomes an error with its last line of code."""
-    prompt = Prompt(**request["prompt"])
+    prompt = to_prompt(request["prompt"])
     samples = [Answer(**sample) for sample in request["samples"]]
     try:
         values = call(function, prompt, samples)
@@ -51,6 +69,12 @@ def answer(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]:
     return {"scores": [{"value": s.value, "parts": dict(s.parts)} for s in scores]}
 
 
+def to_prompt(fields: dict[str, Any]) -> Prompt:
+    """The prompt of a request."""
+    messages = fields["messages"]
+    return Prompt(**{**fields, "messages": None if messages is None else tuple(messages)})
+
+
 def call(function: RewardFunction, prompt: Prompt, samples: list[Answer]) -> list[Any]:
     """The values the function returns, one a sample."""
     if function.takes_group:
@@ -61,26 +85,6 @@ def call(function: RewardFunction, prompt: Prompt, samples: list[Answer]) -> lis
 def resolve(value: Any) -> Any:
     """The result of a coroutine, or the value itself."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value
-
-
-def read(stream: BinaryIO) -> dict[str, Any] | None:
-    """One message, or None at the end of the stream."""
-    header = stream.read(HEADER_BYTES)
-    if len(header) < HEADER_BYTES:
-        return None
-    return msgpack.unpackb(stream.read(int.from_bytes(header, "little")), use_list=False)
-
-
-def write(stream: BinaryIO, message: dict[str, Any]) -> None:
-    """One message, sent at once."""
-    stream.write(frame(message))
-    stream.flush()
-
-
-def frame(message: dict[str, Any]) -> bytes:
-    """A message on a pipe: its length in four little-endian bytes, then msgpack."""
-    payload: bytes = msgpack.packb(message)  # pyright: ignore[reportAssignmentType]
-    return len(payload).to_bytes(HEADER_BYTES, "little") + payload
 
 
 if __name__ == "__main__":

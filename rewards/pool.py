@@ -3,143 +3,206 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
-import sys
-from collections.abc import Sequence
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-import msgpack
-
 from slime_rl.config import RewardConfig
 from slime_rl.errors import RewardError
-from slime_rl.rewards.grader import HEADER_BYTES, frame
+from slime_rl.rewards.grader import command
+from slime_rl.rewards.wire import HEADER_BYTES, frame, unframe
 from slime_rl.types import Prompt, Sample
 
 START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
 
 
 class GraderPool:
     """Scores groups on `config.num_processes` grader processes; implements interfaces.Reward.
 
-    A call that outlasts `config.timeout_s` costs its grader's life and is a RewardError; another grader takes over.
+    Each call takes one of so many places and gives it back, whatever happens: with its grader, or empty where the
+    grader outlasted `config.timeout_s`, died or was busy when the call was cancelled. Who takes an empty place starts
+    another grader, and a RewardError says if that fails. A call waits for a place only, and the one that holds it
+    gives it back within the sum of `config.timeout_s`, START_TIMEOUT_S and END_TIMEOUT_S.
     """
 
     def __init__(self, config: RewardConfig, *, log: Path) -> None:
         self._config = config
         self._log = log
-        self._idle: asyncio.Queue[Grader] = asyncio.Queue()
-        self._all: set[Grader] = set()
+        self._places: asyncio.Queue[Grader | None] = asyncio.Queue()
+        self._graders: set[Grader] = set()
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
-        with self._log.open("ab") as log:
-            graders = [Grader.start(self._config.function, log=log) for _ in range(self._config.num_processes)]
-            for grader in await asyncio.gather(*graders):
-                self._admit(grader)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._close)
+            for grader in await self._start_all():
+                self._places.put_nowait(grader)
+            undo.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.gather(*(grader.stop() for grader in self._all))
+        await self._close()
 
     async def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with their rewards set, in order."""
-        request = {"prompt": _prompt_fields(prompt), "samples": [_answer_fields(s) for s in samples]}
-        scores = await self._grade(request, name=self._config.function, index=prompt.index)
+        request = self._request(prompt, samples)
+        scores = await self._grade(request, index=prompt.index)
         return [
             replace(sample, reward=score["value"], reward_parts=score["parts"])
             for sample, score in zip(samples, scores, strict=True)
         ]
 
-    async def _grade(self, request: dict[str, Any], *, name: str, index: int) -> Sequence[dict[str, Any]]:
-        grader = await self._idle.get()
+    def _request(self, prompt: Prompt, samples: Sequence[Sample]) -> bytes:
         try:
-            async with asyncio.timeout(self._config.timeout_s):
+            return frame({"prompt": _prompt_fields(prompt), "samples": [_answer_fields(s) for s in samples]})
+        except (TypeError, ValueError) as error:
+            name = self._config.function
+            raise RewardError(f"prompt {prompt.index} cannot be sent to reward {name}: {error}") from None
+
+    async def _grade(self, request: bytes, *, index: int) -> Sequence[dict[str, Any]]:
+        name, limit_s = self._config.function, self._config.timeout_s
+        try:
+            async with self._grader() as grader, asyncio.timeout(limit_s):
                 reply = await grader.ask(request)
         except TimeoutError:
-            await self._replace(grader)
-            raise RewardError(
-                f"reward {name} took over {self._config.timeout_s:g} s on prompt {index} and was ended"
-            ) from None
+            raise RewardError(f"reward {name} took over {limit_s:g} s on prompt {index} and was ended") from None
         except (EOFError, ConnectionError):
-            await self._replace(grader)
             raise RewardError(f"reward {name} ended its process on prompt {index}; see {self._log}") from None
-        except asyncio.CancelledError:
-            self._all.discard(grader)
-            await grader.stop()
-            raise
-        self._idle.put_nowait(grader)
         if "error" in reply:
             raise RewardError(reply["error"])
         return reply["scores"]
 
-    async def _replace(self, grader: Grader) -> None:
-        self._all.discard(grader)
-        await grader.stop()
-        with self._log.open("ab") as log:
-            self._admit(await Grader.start(self._config.function, log=log))
+    @asynccontextmanager
+    async def _grader(self) -> AsyncIterator[Grader]:
+        """A grader for one request; one that did not answer it is ended, and its place stays empty."""
+        grader = await self._places.get()
+        try:
+            if grader is None:
+                grader = await self._start()
+            yield grader
+        except BaseException:
+            self._places.put_nowait(None)
+            if grader is not None:
+                await self._end(grader)
+            raise
+        self._places.put_nowait(grader)
 
-    def _admit(self, grader: Grader) -> None:
-        self._all.add(grader)
-        self._idle.put_nowait(grader)
+    async def _start_all(self) -> list[Grader]:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                starts = [tasks.create_task(self._start()) for _ in range(self._config.num_processes)]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [start.result() for start in starts]
+
+    async def _start(self) -> Grader:
+        with self._log.open("ab") as file:
+            grader = await Grader.start(self._config.function, log=file)
+        self._graders.add(grader)  # from here on `_close` ends it, even if a second cancellation hinders `_end`
+        try:
+            await grader.wait_ready()
+            if self._is_closed:
+                raise RewardError(f"reward {self._config.function} was asked after its graders were ended")
+        except BaseException:
+            await self._end(grader)
+            raise
+        return grader
+
+    async def _end(self, grader: Grader) -> None:
+        await grader.stop()
+        self._graders.discard(grader)
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        await asyncio.gather(*(self._end(grader) for grader in set(self._graders)))
 
 
 class Grader:
-    """One grader process and the two pipes to it."""
+    """One grader process, which leads a process group of its own, and the socket to it."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, replies: asyncio.StreamReader, requests: asyncio.WriteTransport
+        self,
+        function: str,
+        process: asyncio.subprocess.Process,
+        replies: asyncio.StreamReader,
+        requests: asyncio.StreamWriter,
+        *,
+        log_path: str,
     ) -> None:
+        self._function = function
         self._process = process
         self._replies = replies
         self._requests = requests
+        self._log_path = log_path
 
     @classmethod
     async def start(cls, function: str, *, log: IO[bytes]) -> Self:
-        """A process that has loaded `function`; raises RewardError where it cannot."""
-        loop = asyncio.get_running_loop()
-        request_read, request_write = os.pipe()
-        reply_read, reply_write = os.pipe()
-        module = "slime_rl.rewards.grader"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, function, str(request_read), str(reply_write)),
-            pass_fds=(request_read, reply_write),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-        os.close(request_read)
-        os.close(reply_write)
-        reader = asyncio.StreamReader()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reply_read, "rb"))
-        writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(request_write, "wb"))
-        grader = cls(process, reader, writer)
+        """A process that loads `function`; raises RewardError if the system gives none."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            replies, requests = await asyncio.open_connection(sock=ours)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command(function, theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    process_group=0,
+                )
+            except BaseException as error:
+                requests.transport.abort()
+                if isinstance(error, OSError):
+                    raise RewardError(f"reward {function} got no process: {error}") from None
+                raise
+        return cls(function, process, replies, requests, log_path=log.name)
+
+    async def wait_ready(self) -> None:
+        """Wait until the function is loaded; raises RewardError if it cannot be, or not within START_TIMEOUT_S."""
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                await grader._reply()
-        except (TimeoutError, EOFError) as error:
-            await grader.stop()
-            raise RewardError(f"reward {function} could not be loaded ({error!r}); see {log.name}") from None
-        return grader
+                reply = await self._reply()
+        except TimeoutError:
+            reply = {"error": f"it took over {START_TIMEOUT_S:g} s"}
+        except (EOFError, ConnectionError):
+            reply = {"error": "it ended its process"}
+        if "error" in reply:
+            raise RewardError(f"reward {self._function} could not be loaded ({reply['error']}); see {self._log_path}")
 
-    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply to one request; raises EOFError if the process ended."""
-        self._requests.write(frame(request))
+    async def ask(self, request: bytes) -> dict[str, Any]:
+        """The reply to one framed request; raises EOFError or ConnectionError if the process ended."""
+        self._requests.write(request)
+        await self._requests.drain()
         return await self._reply()
 
     async def stop(self) -> None:
-        """End the process, busy or not."""
-        self._requests.abort()
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
+        """End the process and those that it started, busy or not."""
+        self._requests.transport.abort()
+        if self._process.returncode is None:  # else the id may be another group's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            log.warning("grader process %d is left %g s after SIGKILL", self._process.pid, END_TIMEOUT_S)
 
     async def _reply(self) -> dict[str, Any]:
         header = await self._replies.readexactly(HEADER_BYTES)
-        return msgpack.unpackb(await self._replies.readexactly(int.from_bytes(header, "little")))
+        return unframe(await self._replies.readexactly(int.from_bytes(header, "little")))
 
 
 def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
