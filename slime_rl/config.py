@@ -17,6 +17,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Moment = Annotated[float, Field(ge=0, lt=1)]
 Arguments = dict[str, Any]
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
@@ -24,7 +25,9 @@ REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 class Section(BaseModel):
     """A part of the configuration: frozen, and strict about names and types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class RunConfig(Section):
@@ -32,7 +35,7 @@ class RunConfig(Section):
 
     folder: str
     """Where everything of the run goes; must be new or empty."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seeds the order of the data, the engines and the trainer."""
 
 
@@ -87,7 +90,7 @@ class RewardConfig(Section):
 class SamplingConfig(Section):
     """How training rollouts are sampled. Only the temperature shapes the distribution: its log-probs are trained on."""
 
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    temperature: PositiveFloat = 1.0
     """Log-probs are taken at this temperature, in the engine and in the trainer."""
     max_new_tokens: PositiveInt = 1024
     """How many tokens a sample may have; longer ones are cut and trained with their reward."""
@@ -168,7 +171,7 @@ class TrainerConfig(Section):
     """Linear warm-up from 0."""
     min_lr: NonNegativeFloat = 0.0
     """Where the schedule ends."""
-    betas: Annotated[tuple[float, float], Strict(False)] = (0.9, 0.95)
+    betas: Annotated[tuple[Moment, Moment], Strict(False)] = (0.9, 0.95)
     """Of AdamW."""
     eps: PositiveFloat = 1e-8
     """Of AdamW."""

@@ -23,6 +23,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError("", f"a readable configuration file ({error.strerror})", str(path)) from None
+    except ValueError as error:
+        raise ConfigError("", f"a configuration file in UTF-8 ({error})", str(path)) from None
     values = parse_yaml(text, source=str(path))
     if not isinstance(values, dict):
         raise ConfigError("", "a mapping of sections", values)
@@ -65,6 +67,8 @@ def parse_yaml(text: str, *, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source
         raise ConfigError("", f"valid YAML in {where}", getattr(error, "problem", str(error))) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError("", f"valid YAML in {source}", str(error)) from None
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:
@@ -99,6 +103,14 @@ def _first_fault(error: ValidationError) -> ConfigError:
             return ConfigError(path, f"must be above {limits['gt']:g}", fault["input"])
         case "less_than":
             return ConfigError(path, f"must be below {limits['lt']:g}", fault["input"])
+        case "finite_number":
+            return ConfigError(path, "must be a finite number", fault["input"])
+        case "tuple_type":
+            return ConfigError(path, "must be a list", fault["input"])
+        case "model_type" | "dict_type":
+            return ConfigError(path, "must be a mapping", fault["input"])
+        case "invalid_key":
+            return ConfigError(path, "must have a name that is a text", fault["loc"][-1])
         case "literal_error":
             return ConfigError(path, f"must be {limits['expected']}", fault["input"])
         case _:

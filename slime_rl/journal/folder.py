@@ -123,7 +123,10 @@ def mark_begun(folder: RunFolder) -> None:
 
 def _identity(path: Path) -> dict[str, Any] | None:
     file = path / IDENTITY
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"run.folder must be a folder of ours, but {file} cannot be read: {error}") from None
 
 
 def _clear(path: Path) -> None:

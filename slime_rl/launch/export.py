@@ -18,6 +18,9 @@ def run(run_folder: str, target: str) -> Path:
         raise RunFolderError(f"{folder.path} has no checkpoint yet: checkpoint.every says how often one is written")
     if copy.exists():
         raise RunFolderError(f"{copy} exists: name a folder that does not")
-    shutil.copytree(saved[-1], copy)
+    try:
+        shutil.copytree(saved[-1], copy)
+    except OSError as error:
+        raise RunFolderError(f"expected a folder that can be made, got {copy} ({error})") from None
     console.print(f"{saved[-1].resolve().name} of {folder.path} is in {copy}")
     return copy

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slime_rl.buffer.dataset import load_prompts
 from slime_rl.config import Config
-from slime_rl.errors import ConfigError
+from slime_rl.errors import ConfigError, DataError
 from slime_rl.journal.folder import check_unused
 from slime_rl.rewards.functions import check_reward
 from slime_rl.rollout.arguments import check_sglang_arguments
@@ -70,7 +71,18 @@ def _read(config: Config) -> Inputs:
     held_out: tuple[Prompt, ...] = ()
     if evaluation is not None:
         held_out = load_prompts(evaluation.path, config.data.columns, field="evaluation.path")[: evaluation.max_prompts]
-    renderer = Renderer(config.model, config.data)
-    for prompt in (*prompts[:NUM_RENDERED], *held_out[:NUM_RENDERED]):
-        renderer.encode_prompt(prompt)
+    _check_prompts(config, (*prompts[:NUM_RENDERED], *held_out[:NUM_RENDERED]))
     return Inputs(prompts, held_out)
+
+
+def _check_prompts(config: Config, prompts: Sequence[Prompt]) -> None:
+    """Render prompts: each must be possible, and leave room for an answer in the context."""
+    renderer = Renderer(config.model, config.data)
+    limit = config.rollout.sglang.get("context_length")
+    for prompt in prompts:
+        num_tokens = len(renderer.encode_prompt(prompt))
+        if isinstance(limit, int) and num_tokens >= limit:
+            raise DataError(
+                f"rollout.sglang.context_length must leave room for an answer, got {limit} "
+                f"for prompt {prompt.index} of {num_tokens} tokens"
+            )

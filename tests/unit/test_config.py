@@ -39,6 +39,11 @@ def values(**sections):
             "objective.correction must be tis when loop.max_lag is above 0, got 'none'",
         ),
         ({"sampling": {"temperature": 0}}, "sampling.temperature must be above 0, got 0"),
+        ({"sampling": {"temperature": float("inf")}}, "sampling.temperature must be a finite number, got inf"),
+        ({"trainer": {"betas": [0.9, 1.5]}}, "trainer.betas.1 must be below 1, got 1.5"),
+        ({"trainer": {"betas": 0.9}}, "trainer.betas must be a list, got 0.9"),
+        ({"trainer": 3}, "trainer must be a mapping, got 3"),
+        ({"rollout": {"sglang": {5: 1}}}, "rollout.sglang.5.[key] must be a valid string, got 5"),
         ({"sampling": {"top_p": 0.9}}, "sampling.top_p is not a known field, got 0.9"),
         (
             {"objective": {"loss": "dpo"}},
@@ -107,6 +112,9 @@ def test_a_wrong_override_is_refused(tmp_path, override, message):
         ("a: [", "valid YAML in"),
         ("loop: {steps: 1}\nloop: {steps: 2}", "key 'loop' stands twice"),
         ("- 1", "expected a mapping of sections"),
+        ("[a, b]: 1", "expected valid YAML in"),
+        ("a: 2020-99-99", "expected valid YAML in"),
+        ("", "expected a mapping of sections"),
     ],
 )
 def test_text_that_is_no_configuration_is_refused(tmp_path, text, message):

@@ -82,7 +82,10 @@ class Ranks:
         self.engines.served.append(version)
 
     async def save(self, version: Version) -> None:
-        self.saved.append(version)
+        await self.engines.pass_time()
+        if version not in self.saved:
+            self.buffer.read(self.trained[-1])  # raises where a step was committed before it was saved
+            self.saved.append(version)
 
 
 async def by_parity(prompt, samples):
@@ -142,7 +145,7 @@ async def test_every_step_is_trained_published_in_order_and_saved():
     worker, driver, buffer, engines, trainer = make_run()
     assert await run_to_the_end(worker, driver, buffer) == 6
     assert engines.served == [0, 1, 2, 3, 4, 5, 6]
-    assert trainer.saved == [2, 4, 6, 6]
+    assert trainer.saved == [2, 4, 6]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -164,6 +167,25 @@ async def test_no_group_is_trained_twice_and_every_prompt_once_an_epoch(seed):
     assert prompts == {index: 2 for index in range(NUM_PROMPTS)}
 
 
+async def test_a_step_is_observed_before_its_payloads_are_deleted():
+    async def look(assignment, report) -> bool:
+        assert buffer.read([group.id for group in assignment.groups])
+        return False
+
+    worker, driver, buffer, _, _ = make_run(observe=look)
+    await run_to_the_end(worker, driver, buffer)
+
+
+async def test_leases_are_renewed_while_a_group_is_graded():
+    async def slow(prompt, samples):
+        await asyncio.sleep(2.0)
+        return await by_parity(prompt, samples)
+
+    worker, driver, buffer, _, _ = make_run(reward=slow, steps=1, lease_s=1.0)
+    await run_to_the_end(worker, driver, buffer)
+    assert (await buffer.status()).requeued == {}
+
+
 async def test_the_last_step_takes_what_is_left_of_the_data():
     worker, driver, buffer, _, trainer = make_run(steps=100, max_epochs=1)
     assert await run_to_the_end(worker, driver, buffer) == 4
@@ -179,7 +201,9 @@ async def test_groups_whose_rewards_are_equal_are_dropped_counted_and_replaced()
     await run_to_the_end(worker, driver, buffer)
     prompts = {buffer.pacing.prompt_index(id) for step in trainer.trained for id in step}
     assert 3 not in prompts
-    assert (await buffer.status()).dropped["equal rewards"] >= 2
+    status = await buffer.status()
+    assert status.dropped["equal rewards"] >= 2
+    assert status.requeued == {}
 
 
 async def test_a_reward_that_always_fails_costs_its_prompt_after_bounded_attempts():
