@@ -11,13 +11,16 @@ from slime_rl.buffer.dataset import load_prompts
 from slime_rl.config import Config
 from slime_rl.errors import ConfigError, DataError
 from slime_rl.journal.folder import check_unused
-from slime_rl.rewards.functions import check_reward
+from slime_rl.rewards.trial import check_loads
 from slime_rl.rollout.arguments import check_sglang_arguments
 from slime_rl.rollout.model_folder import check_tokenizer
 from slime_rl.rollout.rendering import Renderer
 from slime_rl.trainer.architecture import read_architecture
 from slime_rl.trainer.arguments import check_megatron_arguments
 from slime_rl.types import Prompt
+
+REWARD_TIMEOUT_S = 60.0
+"""How long a reward's module may take to load."""
 
 NUM_RENDERED = 1000
 """How many prompts of each data set are rendered to see that they can be."""
@@ -60,7 +63,7 @@ def check_evaluation(config: Config) -> Inputs:
     """Check what sampling and scoring need."""
     config.buffer.find_url()
     check_sglang_arguments(config.rollout.sglang)
-    check_reward(config.reward.function)
+    check_loads(config.reward.function, timeout_s=REWARD_TIMEOUT_S)
     return _read(config)
 
 

@@ -68,6 +68,14 @@ def test_a_model_without_a_tokenizer_is_refused(config, capsys):
     assert "model.path must hold a tokenizer" in fault_of(capsys, "train", str(config))
 
 
+def test_a_reward_that_does_not_load_is_told_before_anything_starts(config, capsys):
+    file = config.parent / "my_reward.py"
+    file.write_text("import no_such_module\n\ndef reward(prompt, sample):\n    return 1.0\n")
+    told = fault_of(capsys, "train", str(config), f"reward.function={file}:reward")
+    assert "reward.function" in told
+    assert "No module named 'no_such_module'" in told
+
+
 def test_an_unknown_architecture_is_refused_with_the_known_ones(config, capsys):
     (config.parent / "model" / "config.json").write_text('{"model_type": "gpt2"}')
     assert "model_type must be one of llama, qwen2, qwen3, got 'gpt2'" in fault_of(capsys, "train", str(config))
