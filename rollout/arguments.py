@@ -5,6 +5,7 @@ SGLang's own names and defaults are read from its source; nothing of it is impor
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,37 @@ OURS = frozenset(
     }
 )
 """Arguments that slime_rl sets itself."""
+
+FIXED: Mapping[str, tuple[Any, str]] = {
+    "preferred_sampling_params": (None, "it would change what every request samples from"),
+    "sampling_defaults": ("openai", "samples come from the model's own distribution at one temperature"),
+    "enable_custom_logit_processor": (False, "samples come from the model's own distribution"),
+    "enable_strict_thinking": (False, "samples come from the model's own distribution"),
+    "enable_watermark": (False, "a watermark changes which tokens are sampled"),
+    "enable_deterministic_inference": (False, "all samples of a group would share one seed and be the same"),
+    "rl_on_policy_target": (None, "all samples of a group would share one seed and be the same"),
+    "speculative_accept_threshold_single": (1.0, "a lower one accepts tokens that the model would not sample"),
+    "speculative_accept_threshold_acc": (1.0, "a lower one accepts tokens that the model would not sample"),
+    "allow_auto_truncate": (False, "log-probs would be of a prompt that was cut"),
+    "json_model_override_args": ("{}", "the trainer builds the model as model.path says"),
+    "forward_hooks": (None, "the trainer's model has none"),
+    "lora_paths": (None, "the trainer's model has none"),
+    "quantization": (None, "published weights are checked in model.dtype"),
+    "quantize_and_serve": (False, "published weights are checked in model.dtype"),
+    "dllm_algorithm": (None, "log-probs are of a model that writes token by token"),
+    "is_embedding": (False, "the engine has to generate"),
+    "tp_size": (1, "published weights are checked on one rank"),
+    "pp_size": (1, "published weights are checked on one rank"),
+    "dp_size": (1, "published weights are checked on one rank"),
+}
+"""Arguments that decide what is sampled, or whose log-probs come back: the value each must keep, and why."""
+
+SAMPLING_ENVIRONMENT: Mapping[str, str] = {
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
+    "SGLANG_SANITIZE_NAN_LOGITS": "0",
+    "SGLANG_SIMULATE_ACC_LEN": "-1",
+}
+"""Log-probs at the temperature of the request, of the model's own logits, of tokens that it sampled."""
 
 WEIGHT_LOADER = "slime_rl.rollout.weights.intake.load"
 """The function that reads published tensors inside the engine."""
@@ -61,18 +93,17 @@ def known_arguments() -> frozenset[str]:
 
 
 def check_sglang_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse what the installed SGLang does not accept, and what slime_rl sets itself.
+    """Refuse what the installed SGLang does not accept, what slime_rl sets itself, and what changes the samples.
 
     Raises ConfigError with the path `rollout.sglang.NAME` and the nearest known name.
     """
     check_arguments(
         "rollout.sglang", given, known=known_arguments(), ours=OURS, what="an argument of the installed SGLang"
     )
-    for name in ("tp_size", "pp_size", "dp_size"):
-        if given.get(name, 1) != 1:
-            raise ConfigError(
-                f"rollout.sglang.{name}", "must be 1: published weights are checked on one rank", given[name]
-            )
+    for name, value in given.items():
+        if name in FIXED and value != FIXED[name][0]:
+            kept, why = FIXED[name]
+            raise ConfigError(f"rollout.sglang.{name}", f"must be {_spelled(kept)}: {why}", value)
 
 
 def server_arguments(
@@ -85,6 +116,7 @@ def server_arguments(
         "random_seed": seed,
         **device,
         **given,
+        "sampling_defaults": FIXED["sampling_defaults"][0],
         "model_path": model.path,
         "dtype": model.dtype,
         "trust_remote_code": model.trust_remote_code,
@@ -108,6 +140,7 @@ def server_environment(given: Mapping[str, Any]) -> dict[str, str]:
     if on_cpu(given):
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
         environment.setdefault("OMP_NUM_THREADS", "1")
+    environment.update(SAMPLING_ENVIRONMENT)
     environment["HF_HUB_OFFLINE"] = "1"
     environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
     environment["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
@@ -118,3 +151,8 @@ def server_environment(given: Mapping[str, Any]) -> dict[str, str]:
 def on_cpu(given: Mapping[str, Any]) -> bool:
     """Whether an engine with these arguments runs on a CPU: it says so, or the machine has no driver for a GPU."""
     return given.get("device", "cuda" if any(p.exists() for p in GPU_DRIVERS) else "cpu") == "cpu"
+
+
+def _spelled(value: Any) -> str:
+    """A value as a configuration file spells it."""
+    return json.dumps(value)

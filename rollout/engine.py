@@ -8,14 +8,12 @@ from pathlib import Path
 
 from slime_rl.config import ModelConfig, RolloutConfig
 from slime_rl.errors import EngineError
-from slime_rl.rollout.address import Address, Keys, free_port
+from slime_rl.rollout.address import Address, Keys, free_port, on_free_ports
 from slime_rl.rollout.arguments import server_arguments, server_environment
 from slime_rl.rollout.engine_http import EngineHttp
 from slime_rl.rollout.server_process import ServerProcess
 from slime_rl.types import Version
 
-NUM_PORTS_TRIED = 3
-PORT_TAKEN = "address already in use"
 GRACE_S = 0.0
 HEALTH_POLL_S = 0.1
 PROBE_TIMEOUT_S = 30.0
@@ -53,20 +51,7 @@ class Engine:
 
         Raises EngineError with the end of its log if it dies, or is not ready within `rollout.start_timeout_s`.
         """
-        for attempt in range(1, NUM_PORTS_TRIED + 1):
-            self._launch(version)
-            try:
-                await self._wait_ready()
-            except EngineError as error:
-                self.stop()
-                if PORT_TAKEN not in str(error) or attempt == NUM_PORTS_TRIED:
-                    raise
-            except BaseException:
-                self.stop()
-                raise
-            else:
-                break
-        return self.address
+        return await on_free_ports(lambda: self._start(version))
 
     async def check(self) -> None:
         """Raise EngineError unless the server runs and generates a token; not to be asked while it is paused."""
@@ -80,7 +65,7 @@ class Engine:
             self._process.stop()
             self._process = None
 
-    def _launch(self, version: Version) -> None:
+    async def _start(self, version: Version) -> Address:
         port = free_port()
         self._address = Address(self.name, f"http://127.0.0.1:{port}", self._keys)
         self._process = ServerProcess(
@@ -93,6 +78,12 @@ class Engine:
             log_path=self._log_path,
             grace_s=GRACE_S,
         )
+        try:
+            await self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self._address
 
     async def _wait_ready(self) -> None:
         limit_s = self._rollout.start_timeout_s

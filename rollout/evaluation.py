@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slime_rl.config import EvaluationConfig
+from slime_rl.errors import EngineError, RewardError
 from slime_rl.interfaces import Program, Reward
 from slime_rl.types import Finish, Prompt, Sample
 
 NUM_PROMPTS_IN_FLIGHT = 256
+MAX_ATTEMPTS = 3
+"""How often a prompt is tried, with fresh samples each time, before its fault ends the evaluation."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,8 @@ async def evaluate(
 ) -> Evaluation:
     """Sample and score the first `evaluation.max_prompts` of `prompts`, many at a time.
 
-    Raises the first error of the program or the reward, after the rest has been cancelled.
+    A prompt that meets an EngineError or a RewardError is tried again, MAX_ATTEMPTS times in all. Raises the first
+    error that remains, with its prompt, after the rest has been cancelled.
     """
     limit = asyncio.Semaphore(NUM_PROMPTS_IN_FLIGHT)
 
@@ -59,10 +66,23 @@ async def evaluate(
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            scored = [tasks.create_task(score(prompt)) for prompt in prompts[: evaluation.max_prompts]]
+            scored = [tasks.create_task(_persist(score, prompt)) for prompt in prompts[: evaluation.max_prompts]]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return Evaluation(tuple(task.result() for task in scored))
+
+
+async def _persist(score: Callable[[Prompt], Awaitable[tuple[Sample, ...]]], prompt: Prompt) -> tuple[Sample, ...]:
+    """The scored samples of one prompt, by the first attempt that meets no fault."""
+    attempt = 1
+    while True:
+        try:
+            return await score(prompt)
+        except (EngineError, RewardError) as fault:
+            if attempt == MAX_ATTEMPTS:
+                raise type(fault)(f"evaluation of prompt {prompt.index} failed {attempt} times: {fault}") from fault
+            log.warning("evaluation of prompt %d, attempt %d: %s", prompt.index, attempt, fault)
+            attempt += 1
 
 
 def _reward(sample: Sample) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from slime_rl.config import RolloutConfig
 from slime_rl.errors import EngineError
-from slime_rl.rollout.address import Address, Keys, free_port
+from slime_rl.rollout.address import Address, Keys, free_ports, on_free_ports
 from slime_rl.rollout.engine_http import EngineHttp
 from slime_rl.rollout.server_process import ServerProcess
 
@@ -25,12 +25,21 @@ class Router:
     """The `sglang-router` of this run in a subprocess; its log is `router.log` in the log folder.
 
     It neither retries nor puts an engine aside: a dead engine is an error of the run, with that engine as its cause.
+    `find_ports` finds so many ports to listen on.
     """
 
-    def __init__(self, *, rollout: RolloutConfig, log_folder: Path, keys: Keys) -> None:
+    def __init__(
+        self,
+        *,
+        rollout: RolloutConfig,
+        log_folder: Path,
+        keys: Keys,
+        find_ports: Callable[[int], list[int]] = free_ports,
+    ) -> None:
         self._rollout = rollout
         self._log_path = log_folder / "router.log"
         self._keys = keys
+        self._find_ports = find_ports
         self._process: ServerProcess | None = None
 
     @property
@@ -44,7 +53,16 @@ class Router:
 
         Raises EngineError with the end of its log if it dies or does not answer.
         """
-        port, metrics_port = free_port(), free_port()
+        return await on_free_ports(lambda: self._start(engines))
+
+    def stop(self) -> None:
+        """End the router; one that does not run is left as it is."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    async def _start(self, engines: Sequence[Address]) -> Address:
+        port, metrics_port = self._find_ports(2)
         address = Address(NAME, f"http://127.0.0.1:{port}", self._keys)
         self._process = ServerProcess(
             [sys.executable, "-m", "slime_rl.rollout.serve_router"],
@@ -60,12 +78,6 @@ class Router:
             self.stop()
             raise
         return address
-
-    def stop(self) -> None:
-        """End the router; one that does not run is left as it is."""
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
 
     def _arguments(self, engines: Sequence[Address], *, port: int, metrics_port: int) -> dict[str, Any]:
         return {

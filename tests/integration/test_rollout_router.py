@@ -5,13 +5,14 @@ import collections
 import dataclasses
 import os
 import signal
+import socket
 
 import psutil
 import pytest
 
 from slime_rl.config import EvaluationConfig, SamplingConfig
 from slime_rl.errors import EngineError
-from slime_rl.rollout.address import Address, Keys
+from slime_rl.rollout.address import Address, Keys, free_ports
 from slime_rl.rollout.engine import Engine
 from slime_rl.rollout.engine_http import EngineHttp
 from slime_rl.rollout.evaluation import evaluate
@@ -94,3 +95,25 @@ async def test_a_router_that_is_killed_is_an_error_and_so_is_a_request_to_it(eng
         with pytest.raises(EngineError, match=r"router at http.*no answer"):
             await sample(http)
     router.stop()
+
+
+async def test_a_port_that_was_taken_meanwhile_is_another_try_of_the_router(engine, rollout_config, keys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        [free] = free_ports(1)
+        found = iter([[taken, free], [free, taken], free_ports(2)])
+        router = Router(rollout=rollout_config, log_folder=tmp_path, keys=keys, find_ports=lambda _: next(found))
+        address = await router.start([engine.address])
+        async with EngineHttp(address, timeout_s=60.0) as http:
+            assert len(await sample(http)) == 2
+        router.stop()
+
+
+async def test_a_router_that_finds_no_port_says_so_after_three_tries(engine, rollout_config, keys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        found = iter([[taken, taken]] * 3)
+        router = Router(rollout=rollout_config, log_folder=tmp_path, keys=keys, find_ports=lambda _: next(found))
+        with pytest.raises(EngineError, match=r"(?is)router ended with exit status 1.*address already in use"):
+            await router.start([engine.address])
+    assert list(found) == []

@@ -1,7 +1,11 @@
 """Arguments of the engines: read from the installed SGLang's source, checked, completed."""
 
+import ast
+import importlib.util
+import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ from slime_rl.errors import ConfigError
 from slime_rl.rollout.address import Keys
 from slime_rl.rollout.arguments import (
     CPU_ARGUMENTS,
+    FIXED,
     OURS,
     check_sglang_arguments,
     known_arguments,
@@ -52,6 +57,16 @@ def test_known_arguments_are_accepted():
         ),
         ({"port": 30000}, "rollout.sglang.port is set by slime_rl and cannot be passed through, got 30000"),
         ({"api_key": "k"}, "rollout.sglang.api_key is set by slime_rl and cannot be passed through, got 'k'"),
+        (
+            {"preferred_sampling_params": {"top_p": 0.9}},
+            "rollout.sglang.preferred_sampling_params must be null: it would change what every request samples from, "
+            "got {'top_p': 0.9}",
+        ),
+        (
+            {"sampling_defaults": "model"},
+            'rollout.sglang.sampling_defaults must be "openai": samples come from the model\'s own distribution at '
+            "one temperature, got 'model'",
+        ),
         ({"tp_size": 2}, "rollout.sglang.tp_size must be 1: published weights are checked on one rank, got 2"),
     ],
 )
@@ -59,6 +74,33 @@ def test_other_arguments_are_refused_with_their_path(given, message):
     with pytest.raises(ConfigError) as caught:
         check_sglang_arguments(given)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_an_argument_that_changes_what_is_sampled_may_only_keep_its_value(name):
+    kept, _ = FIXED[name]
+    check_sglang_arguments({name: kept})
+    with pytest.raises(ConfigError, match=rf"rollout\.sglang\.{name} must be "):
+        check_sglang_arguments({name: "another"})
+
+
+def test_every_engine_has_these_values_by_itself_or_from_slime_rl():
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0]) / "srt/arg_groups/fields"
+    found = {}
+    for node in itertools.chain.from_iterable(ast.walk(ast.parse(f.read_text())) for f in folder.glob("*.py")):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in FIXED:
+            assert node.value is not None
+            found[node.target.id] = ast.literal_eval(node.value)
+    started_with = found | {name: value for name, value in arguments_of({}).items() if name in FIXED}
+    assert started_with == {name: kept for name, (kept, _) in FIXED.items()}
+
+
+def test_an_environment_that_changes_log_probs_does_not_reach_an_engine(monkeypatch):
+    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
+    assert server_environment({"device": "cpu"})["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "0"
 
 
 def test_the_users_values_win_over_the_defaults_of_the_device():

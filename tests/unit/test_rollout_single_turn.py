@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slime_rl.config import EvaluationConfig, SamplingConfig
-from slime_rl.errors import EngineError, RewardError
+from slime_rl.errors import DataError, EngineError, RewardError
 from slime_rl.rollout.address import Address, Keys
 from slime_rl.rollout.engine_http import Completion
 from slime_rl.rollout.evaluation import evaluate
@@ -111,9 +111,49 @@ async def test_an_evaluation_keeps_many_prompts_in_flight():
     assert http.most_in_flight == 256
 
 
-async def test_a_failing_reward_ends_the_evaluation_with_its_own_error():
-    async def failing(prompt, samples):
-        raise RewardError("the grader broke")
+async def test_a_prompt_that_meets_a_passing_fault_of_engine_or_reward_is_sampled_again():
+    http, faults = FakeHttp(), {0: 1, 2: 2}
+    reward_faults = {1: 2}
 
-    with pytest.raises(RewardError, match="the grader broke"):
+    def count_down(left, prompt):
+        left[prompt.index] = left.get(prompt.index, 0) - 1
+        return left[prompt.index] >= 0
+
+    async def program(prompt, *, num_samples, temperature):
+        if count_down(faults, prompt):
+            raise EngineError("no answer")
+        return await program_of(http)(prompt, num_samples=num_samples, temperature=temperature)
+
+    async def reward(prompt, samples):
+        if count_down(reward_faults, prompt):
+            raise RewardError("the grader broke")
+        return await score_by_index(prompt, samples)
+
+    result = await evaluate(prompts(4), program, reward, evaluation=EvaluationConfig(path="x"))
+    assert result.scores.tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert len(http.asked) == 4 + 2
+
+
+async def test_a_fault_that_stays_ends_the_evaluation_after_three_attempts_and_names_the_prompt():
+    attempts = []
+
+    async def failing(prompt, samples):
+        attempts.append(prompt.index)
+        if prompt.index == 2:
+            raise RewardError("the grader broke")
+        return await score_by_index(prompt, samples)
+
+    with pytest.raises(RewardError, match=r"^evaluation of prompt 2 failed 3 times: the grader broke$"):
         await evaluate(prompts(3), program_of(FakeHttp()), failing, evaluation=EvaluationConfig(path="x"))
+    assert attempts.count(2) == 3
+
+
+async def test_any_other_fault_ends_the_evaluation_at_once():
+    async def failing(prompt, samples):
+        attempts.append(prompt.index)
+        raise DataError("not a fault of the world")
+
+    attempts = []
+    with pytest.raises(DataError):
+        await evaluate(prompts(1), program_of(FakeHttp()), failing, evaluation=EvaluationConfig(path="x"))
+    assert attempts == [0]
