@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import tempfile
@@ -23,7 +22,7 @@ def main() -> None:
         write_data(root / "data", split_problems(0), 0)
         results = {
             "training_vs_hf": training.compare(root),
-            "sampling_vs_engine": asyncio.run(sampling.compare(root)),
+            "sampling_vs_engine": sampling.compare(root),
             "phase_shares": phases.measure(root),
         }
     print(json.dumps(results))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import orjson
+import uvloop
 
 from bench.setting import configuration
 from slime_rl.buffer.dataset import load_prompts
@@ -49,16 +50,21 @@ class Stand:
     bare: aiohttp.ClientSession
 
 
-async def compare(root: Path) -> float:
+def compare(root: Path) -> float:
     """The median ratio of rounds in which both sides run, one after the other and each first in every second round.
 
     The system side is a worker: reserve, router, engine, reward, fill. The bare side posts the same bodies to the
     engine and reads the bytes of the replies. Processes, sessions and connections are kept over the rounds, and each
-    side begins with an empty prefix cache.
+    side begins with an empty prefix cache. Both run on the event loop that Ray gives its actors.
     """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return statistics.median(runner.run(_ratios(root)))
+
+
+async def _ratios(root: Path) -> list[float]:
     async with _stand(configuration(root, "sampling", loop={"steps": 1})) as stand:
         ratios = [await _round(stand, number) for number in range(WARM_UP + ROUNDS)]
-    return statistics.median(ratios[WARM_UP:])
+    return ratios[WARM_UP:]
 
 
 @asynccontextmanager

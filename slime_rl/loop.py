@@ -17,7 +17,7 @@ from slime_rl.errors import EngineError, FencedError, RewardError
 from slime_rl.interfaces import Program, Reward, Slots, Steps, Trainer
 from slime_rl.types import Assignment, Prompt, Reservation, Sample, StepReport, Version
 
-NUM_RESERVERS = 8  # calls that wait for the store's disk at the same time
+NUM_RESERVERS = 16  # calls that wait for the store's disk at the same time
 log = logging.getLogger(__name__)
 
 

@@ -64,6 +64,26 @@ async def test_a_finished_run_leaves_a_handful_of_keys(on_server, fill):
     }
 
 
+async def test_who_waits_for_a_slot_is_woken_where_the_answer_may_be_another(on_server, fill):
+    buffer = await on_server.open(groups_per_step=3)
+    held = [await buffer.reserve("worker-1") for _ in range(3)]
+    openings = on_server.key("openings")
+
+    async def opens(call):
+        before = on_server.server.xrange(openings)
+        await call
+        return on_server.server.xrange(openings) != before
+
+    assert not await opens(fill(buffer, held[0]))
+    assert await opens(buffer.release(held[1], reason="engine died", retry=True))
+    held[1] = await buffer.reserve("worker-1")
+    assert not await opens(fill(buffer, held[1]))
+    assert await opens(fill(buffer, held[2]))
+    assert not await opens(buffer.assign(0))
+    assert await opens(buffer.publish(1))
+    assert await opens(buffer.close_admission())
+
+
 async def test_a_reservation_whose_answer_was_lost_is_answered_again(on_server, fill):
     buffer = await on_server.open()
     first = await buffer._try_reserve("worker-1", "request-1")
