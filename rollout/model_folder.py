@@ -17,7 +17,7 @@ def check_tokenizer(path: str) -> None:
     if not folder.is_dir():
         raise ModelError(f"model.path must be a model folder, got {path!r}")
     if not any((folder / name).exists() for name in VOCABULARY_FILES):
-        raise ModelError(f"model.path must hold a tokenizer ({' or '.join(VOCABULARY_FILES)}), found none in {path!r}")
+        raise ModelError(f"model.path must hold a tokenizer ({' or '.join(VOCABULARY_FILES)}), got {path!r} with none")
 
 
 def read_json(path: str, name: str) -> dict[str, Any]:
@@ -31,17 +31,23 @@ def read_json(path: str, name: str) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelError(f"{file} must be JSON: {error}") from None
+        raise ModelError(f"model.path must hold valid JSON in {name} ({error}), got {path!r}") from None
     if not isinstance(values, dict):
-        raise ModelError(f"{file} must be a JSON object, got {type(values).__name__}")
+        raise ModelError(f"model.path must hold an object in {name}, got {type(values).__name__} in {path!r}")
     return values
 
 
 def eos_token_ids(path: str) -> tuple[int, ...]:
-    """The ids that end a text by the model's `generation_config.json`, else by its `config.json`."""
+    """The ids that end a text by the model's `generation_config.json`, else by its `config.json`.
+
+    Raises ModelError if they are no ids.
+    """
     found = read_json(path, "generation_config.json").get("eos_token_id")
     if found is None:
         found = read_json(path, "config.json").get("eos_token_id")
     if found is None:
         return ()
-    return tuple(found) if isinstance(found, list) else (found,)
+    ids = found if isinstance(found, list) else [found]
+    if not all(isinstance(id, int) and not isinstance(id, bool) for id in ids):
+        raise ModelError(f"model.path must name end-of-text tokens by their ids, got {found!r} in {path!r}")
+    return tuple(ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,27 +17,45 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from slime_rl.config import DataConfig, ModelConfig
-from slime_rl.errors import DataError, ModelError
+from slime_rl.errors import ConfigError, DataError, ModelError
 from slime_rl.rollout.model_folder import check_tokenizer, eos_token_ids, read_json
 from slime_rl.types import Prompt
 
+TEMPLATE_ERRORS = (TemplateError, LookupError, TypeError, ValueError, AttributeError)
+"""What a chat template raises, which is a program that comes with the model."""
+
 
 class Renderer:
-    """Renders prompts as `data.template` says and decodes what the model wrote."""
+    """Renders prompts as `data.template` says and decodes what the model wrote.
+
+    `stop_token_ids` end a sample: the token that ends an answer first, then the others that the model's folder names.
+    """
 
     def __init__(self, model: ModelConfig, data: DataConfig) -> None:
         self._data = data
         self._tokenizer = load_tokenizer(model)
         if data.template == "chat" and not self._tokenizer.chat_template:
-            raise ModelError(f"data.template is chat, but the tokenizer of {model.path!r} has no chat template")
+            expected = f"must be none, since the tokenizer of {model.path!r} has no chat template"
+            raise ConfigError("data.template", expected, data.template)
         special = [t.content for t in self._tokenizer.added_tokens_decoder.values() if t.special]
         special = sorted({*special, *self._tokenizer.all_special_tokens}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
-        own = self._tokenizer.eos_token_id
-        ids = (*eos_token_ids(model.path), *((own,) if isinstance(own, int) else ()))
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ids))
+        candidates = (self._end_of_turn(), self._tokenizer.eos_token_id, *eos_token_ids(model.path))
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(id for id in candidates if isinstance(id, int)))
         if not self.stop_token_ids:
-            raise ModelError(f"{model.path!r} names no end-of-text token in its generation config or tokenizer")
+            expected = "must name an end-of-text token in its tokenizer or its generation_config.json"
+            raise ModelError(f"model.path {expected}, got {model.path!r}, which names none")
+
+    def check(self, prompts: Iterable[Prompt], *, field: str) -> None:
+        """Render each prompt of the data set that the configuration's `field` names.
+
+        Raises DataError with the field, the prompt's index and its column.
+        """
+        for prompt in prompts:
+            try:
+                self.encode_prompt(prompt)
+            except DataError as error:
+                raise DataError(f"{field}: {error}") from error.__cause__
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """The token ids that the model continues.
@@ -46,16 +64,20 @@ class Renderer:
         """
         if self._data.template == "none":
             if prompt.text is None:
-                raise DataError(f"prompt {prompt.index}: messages need data.template chat, got none")
+                raise self._data_error(prompt, "must hold a text where data.template is none, got messages")
             tokens = self._encode_text(prompt.text, add_special_tokens=True)
         else:
             tokens = self._encode_chat(prompt)
         if not tokens:
-            raise DataError(f"prompt {prompt.index} renders to no token")
+            raise self._data_error(prompt, "must render to at least one token, got none")
         return tokens
 
     def encode_answer(self, text: str) -> list[int]:
-        """The token ids of what a model should write: `text` and the end-of-text token."""
+        """The token ids of what a model should write: `text`, and the token that ends an answer.
+
+        That is the one which the chat template puts after an assistant's turn, else the tokenizer's end of text; a
+        generation config may list others before it (Llama 3 lists <|end_of_text|> before <|eot_id|>).
+        """
         return [*self._encode_text(text, add_special_tokens=False), self.stop_token_ids[0]]
 
     def decode(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
@@ -81,7 +103,10 @@ class Renderer:
             return f"{mark}{len(spelled) - 1}."
 
         messages = [_map_strings(m, lambda text: self._special.sub(hide, text)) for m in self._messages(prompt)]
-        rendered = self._render(messages, prompt.index)
+        try:
+            rendered = self._render(messages, add_generation_prompt=True)
+        except TEMPLATE_ERRORS as error:
+            raise self._data_error(prompt, f"must fit the chat template of model.path, got {_line(error)}") from error
         parts = re.split(rf"{mark}(\d+)\.", rendered)
         tokens = self._tokenizer.encode(parts[0], add_special_tokens=False)
         for number, text in zip(parts[1::2], parts[2::2], strict=True):
@@ -95,13 +120,28 @@ class Renderer:
             messages.insert(0, {"role": "system", "content": self._data.system_prompt})
         return messages
 
-    def _render(self, messages: list[Any], index: int) -> str:
-        try:
-            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except (TemplateError, KeyError, TypeError) as error:
-            raise DataError(f"prompt {index} does not fit the chat template: {error}") from error
+    def _render(self, messages: list[Any], *, add_generation_prompt: bool) -> str:
+        rendered = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
         assert isinstance(rendered, str)
         return rendered
+
+    def _end_of_turn(self) -> int | None:
+        """The control token that the chat template puts after what an assistant said, if there is one."""
+        if self._data.template == "none":
+            return None
+        mark = secrets.token_hex(16)
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": mark}]
+        try:
+            rendered = self._render(messages, add_generation_prompt=False)
+        except TEMPLATE_ERRORS:
+            return None
+        found = self._special.match(rendered.rpartition(mark)[2].lstrip())
+        return self._tokenizer.added_tokens_encoder.get(found[0]) if found else None
+
+    def _data_error(self, prompt: Prompt, expected: str) -> DataError:
+        return DataError(f"prompt {prompt.index}: column {self._data.columns.prompt!r} {expected}")
 
 
 def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -112,13 +152,19 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     check_tokenizer(model.path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"model.path must hold a tokenizer that can be read, got {model.path!r}: {reason}") from error
+    except Exception as error:  # tokenizers raises Exception itself, and transformers whatever it meets
+        expected = f"must hold a tokenizer that can be read ({type(error).__name__}: {_line(error)})"
+        raise ModelError(f"model.path {expected}, got {model.path!r}") from error
     embeddings = read_json(model.path, "config.json").get("vocab_size")
     if embeddings is not None and len(tokenizer) > embeddings:
-        raise ModelError(f"{model.path!r} has {len(tokenizer)} tokens but only {embeddings} embeddings")
+        expected = f"must have an embedding for each of its {len(tokenizer)} tokens"
+        raise ModelError(f"model.path {expected}, got {embeddings} in {model.path!r}")
     return tokenizer
+
+
+def _line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split())
 
 
 def _map_strings(value: Any, change: Any) -> Any:

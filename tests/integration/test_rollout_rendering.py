@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from slime_rl.config import DataConfig, ModelConfig
-from slime_rl.errors import DataError, ModelError
+from slime_rl.config import ColumnsConfig, DataConfig, ModelConfig
+from slime_rl.errors import ConfigError, DataError, ModelError
 from slime_rl.rollout.rendering import Renderer
 from slime_rl.types import Prompt
 
@@ -103,36 +103,103 @@ def test_an_answer_ends_with_the_end_of_text_and_decodes_to_itself(renderer):
     assert renderer.decode(tokens) == f"42 {END}"
 
 
-def test_the_stop_tokens_are_those_of_the_generation_config_and_the_tokenizer(model_folder, tmp_path):
+def test_the_stop_tokens_are_those_of_the_tokenizer_and_the_generation_config(model_folder, tmp_path):
     shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
-    assert renderer_of(tmp_path).stop_token_ids == (7, 8, 2)
+    assert renderer_of(tmp_path).stop_token_ids == (2, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("template", "end_of_turn", "expected"),
+    [
+        ("chat", END, (2, 0, 7)),  # as Llama 3: the tokenizer's end of text is not what ends a turn
+        ("chat", f"\n {END}\n", (2, 0, 7)),
+        ("chat", "", (0, 7)),
+        ("chat", "{{ raise_exception('the last message must be the user') }}", (0, 7)),
+        ("none", END, (0, 7)),
+    ],
+)
+def test_an_answer_ends_as_the_template_ends_a_turn_else_with_the_tokenizers_end_of_text(
+    model_folder, tmp_path, template, end_of_turn, expected
+):
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 0]}))
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}"
+        "{% if m['role'] == 'assistant' %}" + end_of_turn + "{% endif %}{% endfor %}"
+    )
+    tokenizer = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "eos_token": "<|endoftext|>"}))
+    renderer = renderer_of(tmp_path, template=template)
+    assert renderer.stop_token_ids == expected
+    assert renderer.encode_answer("42")[-1] == expected[0]
 
 
 def test_messages_without_a_template_are_refused(model_folder):
-    with pytest.raises(DataError, match=r"prompt 5: messages need data\.template chat"):
-        renderer_of(model_folder, template="none").encode_prompt(chat("x"))
+    renderer = renderer_of(model_folder, template="none", columns=ColumnsConfig(prompt="question"))
+    message = r"^prompt 5: column 'question' must hold a text where data\.template is none, got messages$"
+    with pytest.raises(DataError, match=message):
+        renderer.encode_prompt(chat("x"))
 
 
 def test_an_empty_prompt_is_refused(model_folder):
-    with pytest.raises(DataError, match="prompt 3 renders to no token"):
+    message = r"^prompt 3: column 'prompt' must render to at least one token, got none$"
+    with pytest.raises(DataError, match=message):
         renderer_of(model_folder, template="none").encode_prompt(Prompt(index=3, text=""))
 
 
 def test_messages_that_do_not_fit_the_template_are_refused(bpe_folder):
-    with pytest.raises(DataError, match="prompt 5 does not fit the chat template: no such role"):
+    message = r"^prompt 5: column 'prompt' must fit the chat template of model\.path, got no such role$"
+    with pytest.raises(DataError, match=message):
         renderer_of(bpe_folder).encode_prompt(Prompt(index=5, messages=({"role": "nobody", "content": "x"},)))
 
 
-def test_a_model_without_what_rendering_needs_is_refused_in_one_line(model_folder, tmp_path):
+def test_a_whole_set_of_prompts_is_checked_and_the_message_names_its_field(bpe_folder):
+    renderer = renderer_of(bpe_folder)
+    renderer.check([chat("x"), chat("y")], field="data.path")
+    wrong = Prompt(index=7, messages=({"role": "nobody", "content": "x"},))
+    with pytest.raises(DataError, match=r"^evaluation\.path: prompt 7: column 'prompt' must fit the chat template"):
+        renderer.check([chat("x"), wrong], field="evaluation.path")
+
+
+@pytest.fixture
+def tokenizer_folder(model_folder, tmp_path):
+    """A model folder without weights and without a chat template."""
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
         shutil.copy(model_folder / name, tmp_path)
-    with pytest.raises(ModelError, match=r"data\.template is chat, but the tokenizer of .* has no chat template"):
-        renderer_of(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 10}))
-    with pytest.raises(ModelError, match=r"tokens but only 10 embeddings"):
-        renderer_of(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ModelError, match=r"model\.path must hold a tokenizer that can be read") as caught:
-        renderer_of(tmp_path)
+    return tmp_path
+
+
+def test_a_chat_needs_a_template(tokenizer_folder):
+    message = r"^data\.template must be none, since the tokenizer of '.*' has no chat template, got 'chat'$"
+    with pytest.raises(ConfigError, match=message):
+        renderer_of(tokenizer_folder)
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(tokenizer_folder):
+    (tokenizer_folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 10}))
+    message = r"^model\.path must have an embedding for each of its \d+ tokens, got 10 in '/"
+    with pytest.raises(ModelError, match=message):
+        renderer_of(tokenizer_folder, template="none")
+
+
+def test_a_model_without_an_end_of_text_is_refused(tokenizer_folder):
+    (tokenizer_folder / "generation_config.json").unlink()
+    for name in ("config.json", "tokenizer_config.json"):
+        values = json.loads((tokenizer_folder / name).read_text())
+        without = {key: value for key, value in values.items() if not key.startswith("eos_token")}
+        (tokenizer_folder / name).write_text(json.dumps(without))
+    message = r"^model\.path must name an end-of-text token in its tokenizer or .*, got '.*', which names none$"
+    with pytest.raises(ModelError, match=message):
+        renderer_of(tokenizer_folder, template="none")
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "{}", "[]", '{"added_tokens": [], "model": {"type": "Nope"}}', '{"version": "1.0", "model": null}']
+)
+def test_a_broken_tokenizer_is_told_in_one_line(tokenizer_folder, content):
+    (tokenizer_folder / "tokenizer.json").write_text(content)
+    message = r"^model\.path must hold a tokenizer that can be read \(\w+: .*\), got '/[^\n]*'$"
+    with pytest.raises(ModelError, match=message) as caught:
+        renderer_of(tokenizer_folder, template="none")
     assert "\n" not in str(caught.value)
