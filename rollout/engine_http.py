@@ -20,6 +20,7 @@ from slime_rl.rollout.address import Address
 from slime_rl.types import Finish, Span, Version
 
 CONNECT_TIMEOUT_S = 10.0
+READY_TIMEOUT_S = 5.0
 NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -178,9 +179,13 @@ class EngineHttp:
         await self._get("/health_generate")
 
     async def is_ready(self) -> bool:
-        """Whether the server answers and has finished its warm-up."""
+        """Whether the server answers, within READY_TIMEOUT_S, and has finished its warm-up.
+
+        What holds the port of a server that could not bind it may accept a connection and never answer.
+        """
+        timeout = aiohttp.ClientTimeout(total=READY_TIMEOUT_S)
         try:
-            async with self._open_session.get("/health") as response:
+            async with self._open_session.get("/health", timeout=timeout) as response:
                 return response.status == 200
         except NO_ANSWER:
             return False

@@ -138,7 +138,8 @@ class Renderer:
         except TEMPLATE_ERRORS:
             return None
         found = self._special.match(rendered.rpartition(mark)[2].lstrip())
-        return self._tokenizer.added_tokens_encoder.get(found[0]) if found else None
+        id = self._tokenizer.convert_tokens_to_ids(found[0]) if found else None
+        return id if isinstance(id, int) else None
 
     def _data_error(self, prompt: Prompt, expected: str) -> DataError:
         return DataError(f"prompt {prompt.index}: column {self._data.columns.prompt!r} {expected}")

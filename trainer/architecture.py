@@ -27,21 +27,22 @@ def read_architecture(folder: str | Path) -> PretrainedConfig:
     Raises ModelError where something is missing, or of a kind that is not known.
     """
     folder = Path(folder)
-    values = _read_json(folder / "config.json")
+    values = _read_json(folder)
     family = values.get("model_type")
     if family not in FAMILIES:
-        raise ModelError(f"{folder}: model_type must be one of {', '.join(FAMILIES)}, got {family!r}")
+        raise _refused(folder, f"whose model_type is one of {', '.join(FAMILIES)}", repr(family))
     if not any(folder.glob("*.safetensors")):
-        raise ModelError(f"{folder}: expected weights in *.safetensors files, found none")
+        raise _refused(folder, "with weights in *.safetensors files", "none")
     if values.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{folder}: hidden_act must be silu, got {values['hidden_act']!r}")
+        raise _refused(folder, "whose hidden_act is silu", repr(values["hidden_act"]))
     for name in _MUST_BE_OFF[family]:
         if values.get(name):
-            raise ModelError(f"{folder}: {name} must be off for {family}, got {values[name]!r}")
+            raise _refused(folder, f"whose {name} is off (model_type {family})", repr(values[name]))
     try:
         architecture = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, StrictDataclassError) as error:
-        raise ModelError(f"{folder}/config.json: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise _refused(folder, "with a sound config.json", f"{type(error).__name__} ({reason})") from error
     rope_arguments(architecture)
     return architecture
 
@@ -56,21 +57,26 @@ def rope_arguments(architecture: PretrainedConfig) -> dict[str, Any]:
     match rope.get("rope_type", "default"):
         case "default":
             return arguments
-        case "linear":
+        case "linear" if "factor" in rope:
             return arguments | {"seq_len_interpolation_factor": rope["factor"]}
-        case "llama3" if all(rope[name] == value for name, value in _LLAMA3_ROPE.items()):
+        case "llama3" if "factor" in rope and all(rope.get(name) == value for name, value in _LLAMA3_ROPE.items()):
             return arguments | {"rope_scaling": True, "rope_scaling_factor": rope["factor"]}
         case kind:
-            raise ModelError(f"rope_type must be default, linear or llama3 as released, got {kind!r} with {dict(rope)}")
+            expected = "whose rope_type is default, linear or llama3 as released"
+            raise ModelError(f"model.path must name a model {expected}, got {kind!r} with {dict(rope)}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(folder: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelError(f"{path.parent} is no model folder: {path.name}: {error.strerror}") from None
+        raise _refused(folder, "with a config.json", error.strerror) from None
     except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
+        raise _refused(folder, "whose config.json is valid JSON", str(error)) from None
     if not isinstance(values, dict):
-        raise ModelError(f"{path} must hold an object, got {values!r}")
+        raise _refused(folder, "whose config.json holds an object", repr(values))
     return values
+
+
+def _refused(folder: Path, expected: str, got: object) -> ModelError:
+    return ModelError(f"model.path must name a model {expected}, got {got} in {str(folder)!r}")

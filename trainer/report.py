@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,7 +25,8 @@ class Totals:
 
     def raise_to(self, name: str, value: float) -> None:
         """Keep the largest value seen; NaN stays."""
-        self.maxima[name] = max(self.maxima.get(name, value), value)
+        seen = self.maxima.get(name, value)
+        self.maxima[name] = math.nan if math.isnan(seen) or math.isnan(value) else max(seen, value)
 
     def merge(self, other: Totals) -> None:
         """Add everything of `other`."""
@@ -36,8 +38,8 @@ class Totals:
     def over_ranks(self, group: dist.ProcessGroup, device: torch.device) -> Totals:
         """The totals of all ranks of a group, which must all hold the same names."""
         names, tops = sorted(self.sums), sorted(self.maxima)
-        sums = _reduced([*_pick(self.sums, names), *_pick(self.counts, names)], dist.ReduceOp.SUM, group, device)
-        maxima = _reduced(_pick(self.maxima, tops), dist.ReduceOp.MAX, group, device)
+        sums = _total([*_pick(self.sums, names), *_pick(self.counts, names)], group, device)
+        maxima = _largest(_pick(self.maxima, tops), group, device)
         return Totals(
             dict(zip(names, sums, strict=False)),
             dict(zip(names, sums[len(names) :], strict=True)),
@@ -49,9 +51,16 @@ def _pick(values: Mapping[str, float], names: list[str]) -> list[float]:
     return [values[name] for name in names]
 
 
-def _reduced(
-    values: list[float], operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup, device: torch.device
-) -> list[float]:
+def _total(values: list[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
     vector = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(vector, operation, group=group)
+    dist.all_reduce(vector, dist.ReduceOp.SUM, group=group)
     return vector.tolist()
+
+
+def _largest(values: list[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
+    """Each value's maximum over the ranks, NaN where any of them has it: a backend's own MAX loses some of those."""
+    vector = torch.tensor(values, dtype=torch.float64, device=device)
+    is_nan = vector.isnan()
+    both = torch.stack([vector.masked_fill(is_nan, -math.inf), is_nan.double()])
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    return both[0].masked_fill(both[1] > 0, math.nan).tolist()

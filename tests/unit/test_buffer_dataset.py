@@ -74,22 +74,60 @@ GOOD = {"prompt": "p", "answer": "a"}
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        ('{"prompt": ', r"must hold a JSON object a line, got invalid JSON \(Expecting value.*\)"),
+        ("[" * 100_000, r"must hold a JSON object a line, got invalid JSON \(maximum recursion.*\)"),
+        ("[1]", "must hold a JSON object a line, got list"),
+        ({"prompt": 3, "answer": "a"}, "must hold a text or a list of messages in column 'prompt', got 3"),
+        ({"prompt": [], "answer": "a"}, r"must hold a text or a list of messages in column 'prompt', got \[\]"),
         (
-            {"promt": "p", "answer": "a"},
-            r"no column 'prompt'; did you mean 'promt'\?; the row has \['answer', 'promt'\]",
+            {"prompt": [{"role": "user"}], "answer": "a"},
+            "must hold messages with role and content in column 'prompt', got {'role': 'user'}",
         ),
-        ({"prompt": "p"}, r"no column 'answer'; the row has \['prompt'\]"),
-        ('{"prompt": ', "expected a JSON object, got invalid JSON"),
-        ("[1]", "expected a JSON object, got list"),
-        ({"prompt": 3, "answer": "a"}, "column 'prompt' must be a text or a list of messages, got 3"),
-        ({"prompt": [], "answer": "a"}, "column 'prompt' must be a text or a list of messages"),
-        ({"prompt": [{"role": "user"}], "answer": "a"}, "column 'prompt' must hold messages with role and content"),
-        ({"prompt": "p", "answer": None}, "column 'answer' must be a text or a number, got None"),
-        ({"prompt": "p", "answer": True}, "column 'answer' must be a text or a number, got True"),
+        ({"prompt": "p", "answer": None}, "must hold a text or a number in column 'answer', got None"),
+        ({"prompt": "p", "answer": True}, "must hold a text or a number in column 'answer', got True"),
+        (
+            {"prompt": "\ud83d", "answer": "a"},
+            "must hold whole characters in column 'prompt', got half of a surrogate pair",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": ["\ude00"]}], "answer": "a"},
+            "must hold whole characters in column 'prompt', got half of a surrogate pair",
+        ),
+        (
+            {"prompt": "p", "answer": "\ud83d"},
+            "must hold whole characters in column 'answer', got half of a surrogate pair",
+        ),
     ],
 )
-def test_a_bad_row_names_file_line_and_column(tmp_path, row, message):
+@pytest.mark.parametrize("field", ["data.path", "evaluation.path"])
+def test_a_bad_row_names_field_column_file_and_line(tmp_path, row, message, field):
     path = write(tmp_path, GOOD, "", row)
-    with pytest.raises(DataError, match=f"{path}, line 3: {message}") as caught:
-        load(path)
+    with pytest.raises(DataError, match=rf"^{field} {message} in {path}, line 3$") as caught:
+        load_prompts(path, COLUMNS, field=field)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "role", "found"),
+    [
+        (
+            {"promt": "p", "answer": "a"},
+            "prompt",
+            r"no column 'prompt'; did you mean 'promt'\?; the row has \['answer', 'promt'\]",
+        ),
+        ({"prompt": "p"}, "answer", r"no column 'answer'; the row has \['prompt'\]"),
+    ],
+)
+def test_a_missing_column_names_the_field_that_names_it(tmp_path, row, role, found):
+    path = write(tmp_path, GOOD, "", row)
+    with pytest.raises(DataError, match=rf"^data\.columns\.{role} must name a column of {path}, line 3: {found}$"):
+        load(path)
+    expected = rf"^evaluation\.path must hold the column that data\.columns\.{role} names, in {path}, line 3: {found}$"
+    with pytest.raises(DataError, match=expected):
+        load_prompts(path, COLUMNS, field="evaluation.path")
+
+
+def test_a_whole_surrogate_pair_and_any_metadata_are_fine(tmp_path):
+    path = write(tmp_path, r'{"prompt": "\ud83d\ude00", "answer": "a", "half": "\ud83d", "big": 123456789012345678901}')
+    [prompt] = load(path)
+    assert (prompt.text, prompt.metadata) == ("\U0001f600", {"half": "\ud83d", "big": 123456789012345678901})

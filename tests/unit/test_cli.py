@@ -48,7 +48,7 @@ def fault_of(capsys, *argv: str) -> str:
         (["loop.samples_per_prompt=1"], "loop.samples_per_prompt must be at least 2, got 1"),
         (["loop.max_lag=1", "loop.placement=colocated"], "loop.placement must be split when loop.max_lag is 1"),
         (["data.path=none.jsonl"], "data.path must name a readable JSONL file, got 'none.jsonl'"),
-        (["data.columns.prompt=question"], "no column 'question'"),
+        (["data.columns.prompt=question"], "data.columns.prompt must name a column of /"),
         (["model.path=none"], "model.path must be a model folder, got 'none'"),
         (["rollout.sglang.context_lenght=8"], "rollout.sglang.context_lenght is not an argument of the installed"),
         (["trainer.megatron.num_layer=8"], "trainer.megatron.num_layer is not"),
@@ -78,7 +78,8 @@ def test_a_reward_that_does_not_load_is_told_before_anything_starts(config, caps
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones(config, capsys):
     (config.parent / "model" / "config.json").write_text('{"model_type": "gpt2"}')
-    assert "model_type must be one of llama, qwen2, qwen3, got 'gpt2'" in fault_of(capsys, "train", str(config))
+    told = fault_of(capsys, "train", str(config))
+    assert "model.path must name a model whose model_type is one of llama, qwen2, qwen3, got 'gpt2' in '/" in told
 
 
 def test_a_folder_that_a_run_has_used_is_refused_with_what_to_do(config, capsys):

@@ -221,9 +221,12 @@ def test_tokens_of_an_older_version_stay_out_of_the_log_prob_check(ranks, models
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type must be one of llama, qwen2, qwen3, got 'gpt2'"),
-        ({"attention_bias": True}, "attention_bias must be off for qwen3"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope_type must be default"),
+        ({"model_type": "gpt2"}, "whose model_type is one of llama, qwen2, qwen3, got 'gpt2'"),
+        ({"attention_bias": True}, "whose attention_bias is off .model_type qwen3., got True"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
+            "whose rope_type is default, linear or llama3 as released, got 'yarn'",
+        ),
         ({"num_hidden_layers": 4}, "must be equal to the number of `layer_types`"),
         ({"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}, "a weight is missing"),
     ],
@@ -234,5 +237,5 @@ def test_a_model_that_cannot_be_built_is_refused(ranks, models, new_config, chan
 
 
 def test_a_folder_without_model_is_refused(ranks, new_config, tmp_path):
-    with pytest.raises(ModelError, match=r"is no model folder: config\.json"):
+    with pytest.raises(ModelError, match=r"must name a model with a config\.json, got No such file"):
         ranks.train(new_config(str(tmp_path)), [], 0)
