@@ -161,7 +161,7 @@ class Grader:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    process_group=0,
+                    start_new_session=True,
                 )
             except BaseException as error:
                 requests.transport.abort()

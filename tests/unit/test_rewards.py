@@ -4,6 +4,7 @@ import textwrap
 import numpy as np
 import psutil
 import pytest
+import uvloop
 
 from slime_rl.buffer.dataset import load_prompts
 from slime_rl.config import ColumnsConfig, RewardConfig
@@ -283,3 +284,9 @@ def test_a_name_that_is_no_reward_is_refused_without_running_code(tmp_path, name
 def test_scores_may_be_any_kind_of_number():
     values = [True, 2, 0.5, np.float32(0.25), np.array(3)]
     assert [s.value for s in to_scores("r", values, expected=5)] == [1.0, 2.0, 0.5, 0.25, 3.0]
+
+
+@pytest.mark.slow
+def test_the_pool_grades_on_the_event_loop_of_rays_actors(tmp_path):
+    path = write_reward(tmp_path, "def reward(prompt, sample): return float(sample.text)")
+    assert [s.reward for s in uvloop.run(score(tmp_path, f"{path}:reward", "2", "3"))] == [2.0, 3.0]
