@@ -5,6 +5,7 @@ import itertools
 import os
 import string
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,9 +18,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from slime_rl.config import DataConfig, ModelConfig, RolloutConfig
 from slime_rl.rollout.address import Keys
 from slime_rl.rollout.engine import Engine
-from slime_rl.rollout.engine_http import EngineHttp
+from slime_rl.rollout.engine_http import Completion, EngineHttp
 from slime_rl.rollout.rendering import Renderer
 from slime_rl.rollout.weights.publisher import Publisher
+from slime_rl.trainer.hub_folder import write_hub_folder
 from slime_rl.types import Version
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -93,15 +95,6 @@ def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine(model_config: ModelConfig, rollout_config: RolloutConfig, keys: Keys, log_folder: Path) -> Iterator[Engine]:
-    """The engine of the test session; its weights are those of the last publish."""
-    engine = Engine(0, model=model_config, rollout=rollout_config, log_folder=log_folder, keys=keys, seed=0)
-    asyncio.run(engine.start(Version(0)))
-    yield engine
-    engine.stop()
-
-
-@pytest.fixture(scope="session")
 def renderer(model_config: ModelConfig) -> Renderer:
     return Renderer(model_config, DataConfig(path="unused.jsonl"))
 
@@ -131,6 +124,43 @@ class Weights:
         with torch.no_grad():
             logits = self._model(torch.tensor([tokens])).logits[0, :-1].float() / temperature
         return torch.log_softmax(logits, -1)[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])].numpy()
+
+
+@dataclass(frozen=True)
+class Started:
+    """An engine, the weights of the folder it started from, and what it sampled before anything was published."""
+
+    engine: Engine
+    weights: Weights
+    prompt: list[int]
+    completions: list[Completion]
+
+
+@pytest.fixture(scope="session")
+def started(
+    model_folder: Path, rollout_config: RolloutConfig, keys: Keys, log_folder: Path, tmp_path_factory
+) -> Iterator[Started]:
+    """The engine of the test session, started from a folder in several files as the trainer writes it."""
+    weights, folder = Weights(model_folder, Version(0)), tmp_path_factory.mktemp("export") / "model"
+    write_hub_folder(folder, weights.tensors(), like=model_folder, dtype=torch.float32, max_shard_bytes=10**6)
+    model = ModelConfig(path=str(folder), dtype="float32")
+    engine = Engine(0, model=model, rollout=rollout_config, log_folder=log_folder, keys=keys, seed=0)
+    prompt = [10, 20, 30]
+
+    async def start() -> list[Completion]:
+        async with EngineHttp(await engine.start(weights.version), timeout_s=60.0) as http:
+            return await http.generate(prompt, num_samples=2, temperature=1.0, max_new_tokens=16, stop_token_ids=())
+
+    try:
+        yield Started(engine, weights, prompt, asyncio.run(start()))
+    finally:
+        engine.stop()
+
+
+@pytest.fixture(scope="session")
+def engine(started: Started) -> Engine:
+    """The engine of the test session; its weights are those of the last publish."""
+    return started.engine
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,14 @@ async def test_logprobs_equal_a_forward_of_hugging_face_at_the_sampling_temperat
         assert np.abs(completion.logprobs - reference(weights, completion, temperature)).max() < LOGPROB_TOLERANCE
 
 
+async def test_an_engine_starts_from_the_folder_that_the_trainer_writes(started):
+    offset = len(started.prompt)
+    for completion in started.completions:
+        expected = started.weights.logprobs([*started.prompt, *completion.tokens.tolist()], 1.0)[offset - 1 :]
+        assert np.abs(completion.logprobs - expected).max() < LOGPROB_TOLERANCE
+        assert {span.version for span in completion.versions} == {started.weights.version}
+
+
 async def test_one_request_brings_a_whole_group_of_different_samples(http, renderer):
     program = SingleTurn(http=http, renderer=renderer, sampling=SamplingConfig(max_new_tokens=16))
     samples = await program(Prompt(index=3, text="1+2="), num_samples=4, temperature=1.0)
@@ -226,8 +234,9 @@ async def test_an_engine_that_cannot_start_says_why(keys, tmp_path):
 
 
 async def test_an_engine_that_takes_too_long_is_ended(model_config, keys, tmp_path):
+    before = set(psutil.Process().children(recursive=True))
     rollout = RolloutConfig(start_timeout_s=1.0)
     engine = Engine(7, model=model_config, rollout=rollout, log_folder=tmp_path, keys=keys, seed=0)
     with pytest.raises(EngineError, match=r"engine 7 was not ready within 1 s \(rollout\.start_timeout_s\)"):
         await engine.start(Version(0))
-    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    assert set(psutil.Process().children(recursive=True)) <= before
