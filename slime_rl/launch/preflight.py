@@ -74,13 +74,15 @@ def _read(config: Config) -> Inputs:
     held_out: tuple[Prompt, ...] = ()
     if evaluation is not None:
         held_out = load_prompts(evaluation.path, config.data.columns, field="evaluation.path")[: evaluation.max_prompts]
-    _check_prompts(config, (*prompts[:NUM_RENDERED], *held_out[:NUM_RENDERED]))
+    renderer = Renderer(config.model, config.data)
+    for field, rendered in (("data.path", prompts[:NUM_RENDERED]), ("evaluation.path", held_out[:NUM_RENDERED])):
+        renderer.check(rendered, field=field)
+        _check_room(config, renderer, rendered)
     return Inputs(prompts, held_out)
 
 
-def _check_prompts(config: Config, prompts: Sequence[Prompt]) -> None:
-    """Render prompts: each must be possible, and leave room for an answer in the context."""
-    renderer = Renderer(config.model, config.data)
+def _check_room(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> None:
+    """Each prompt must leave room for an answer in the context."""
     limit = config.rollout.sglang.get("context_length")
     for prompt in prompts:
         num_tokens = len(renderer.encode_prompt(prompt))
