@@ -58,6 +58,7 @@ def started(config: dict, *arguments: str, command: str = "train") -> Iterator[s
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_ctrl_c,
     )
     try:
         yield process
@@ -65,6 +66,11 @@ def started(config: dict, *arguments: str, command: str = "train") -> Iterator[s
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def heed_ctrl_c() -> None:
+    """A test run in the background of a shell ignores SIGINT, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def completed(config: dict, *arguments: str, command: str = "train") -> str:
