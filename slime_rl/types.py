@@ -150,11 +150,6 @@ class Assignment:
     step: int
     groups: tuple[AssignedGroup, ...]
 
-    @property
-    def max_lag(self) -> int:
-        """The largest lag of the step: the trainer version is the step's number."""
-        return max((self.step - g.oldest for g in self.groups), default=0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:

@@ -184,6 +184,19 @@ def test_probability_is_that_of_writing_every_marked_token_of_a_sample(ranks, mo
         assert ranks.both("probability", each, config=config, groups=groups) == pytest.approx([expected] * 2, rel=1e-5)
 
 
+def test_the_comparison_with_an_engine_sees_every_difference(ranks, models, new_config, new_groups):
+    groups = ranks.one("record_logprobs", folder=models["qwen3"], groups=new_groups([3, 2], lengths=(3, 6)))
+    each, config = [{"share": [0, 1]}, {"share": []}], new_config(models["qwen3"])
+    for mean, top in ranks.both("compare", each, config=config, groups=groups):
+        assert mean <= top < 1e-5
+    shifted = [
+        replace(group, samples=tuple(replace(s, logprobs=s.logprobs + np.float32(0.25)) for s in group.samples))
+        for group in groups
+    ]
+    for found in ranks.both("compare", each, config=config, groups=shifted):
+        assert found == pytest.approx((0.25, 0.25), rel=1e-3)
+
+
 def test_bfloat16_keeps_master_weights_and_gradients_in_float32(ranks, models, new_config, new_groups):
     config = new_config(models["qwen3"], model={"dtype": "bfloat16"})
     found = ranks.alone("inspect_rank", config=config, groups=new_groups([2, 2]))

@@ -122,6 +122,17 @@ def probability(
         trainer.close()
 
 
+def compare(
+    config: dict[str, Any], *, rank: int, world_size: int, port: int, groups: Sequence[Group], share: Sequence[int]
+) -> tuple[float, float]:
+    """Mean and maximum difference between the recorded log-probs of all ranks' shares and the model's."""
+    trainer = start(config, rank=rank, world_size=world_size, port=port, groups=groups)
+    try:
+        return trainer.compare([group for group in groups if group.id in share])
+    finally:
+        trainer.close()
+
+
 def inspect_rank(
     config: dict[str, Any], *, rank: int, world_size: int, port: int, groups: Sequence[Group]
 ) -> dict[str, set[str]]:
@@ -312,6 +323,7 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
         read_weights,
         poisoned_step,
         probability,
+        compare,
         inspect_rank,
         step_out_of_order,
         measure,
