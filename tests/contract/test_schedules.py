@@ -99,7 +99,7 @@ class Oracle:
         if not assignment.groups:
             self.done = True
             return
-        assert assignment.max_lag <= self.pacing.max_lag
+        assert max(step - g.oldest for g in assignment.groups) <= self.pacing.max_lag
         assert all(g.id in self.filled and g.oldest == self.filled[g.id].version for g in assignment.groups)
         assert len(assignment.groups) == self.pacing.groups_per_step or not self.live
         self.steps.append(assignment)

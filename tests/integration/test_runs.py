@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
+from processes import wait_for, wait_until_ended
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.megatron]
 
@@ -22,6 +22,7 @@ def digits(prompt, sample):
     return sum(c.isdigit() for c in sample.text) / 6
 """
 TIMEOUT_S = 420.0
+END_S = 30.0
 
 
 @pytest.fixture
@@ -86,20 +87,13 @@ def metrics_of(config: dict) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {what}"
-        time.sleep(0.1)
-
-
 def wait_for_first_step(config: dict, process: subprocess.Popen) -> None:
     metrics = Path(config["run"]["folder"]) / "metrics.jsonl"
 
     def stepped_or_ended() -> bool:
         return process.poll() is not None or (metrics.exists() and metrics.stat().st_size > 0)
 
-    wait_for(stepped_or_ended, "the first step")
+    wait_for(stepped_or_ended, "the first step", TIMEOUT_S)
     assert process.poll() is None, process.communicate()[0]
 
 
@@ -111,15 +105,6 @@ def family(pid: int) -> list[psutil.Process]:
 def of_engines(pid: int) -> list[psutil.Process]:
     """The descendants that are SGLang's schedulers."""
     return [p for p in family(pid) if p.name().startswith("sglang::sch") or "sglang::scheduler" in p.cmdline()]
-
-
-def wait_until_gone(processes: list[psutil.Process]) -> None:
-    """None of them is left; zombies without a reaper in this container count as gone."""
-
-    def gone() -> bool:
-        return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-    wait_for(gone, f"{len(processes)} processes to end", timeout_s=30.0)
 
 
 def test_a_synchronous_run_trains_on_its_own_version_and_leaves_what_it_should(config):
@@ -191,25 +176,29 @@ def test_supervised_learning_evaluation_and_export_from_the_command_line(config,
 def test_ctrl_c_while_engines_start_leaves_no_process_and_frees_the_folder(config):
     logs = Path(config["run"]["folder"]) / "logs" / "engine-0.log"
     with started(config) as process:
-        wait_for(logs.exists, "the engine's start")
+        wait_for(logs.exists, "the engine's start", TIMEOUT_S)
         processes = family(process.pid)
         os.killpg(process.pid, signal.SIGINT)
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
-    wait_until_gone(processes)
+    wait_until_ended(processes, END_S)
     assert not json.loads((logs.parents[1] / "run.json").read_text())["began"]
 
 
-def test_ctrl_c_ends_a_run_and_every_process_of_it(config):
+@pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_with_every_process_of_it(config, interruption):
     config["loop"]["steps"] = 10_000
     with started(config) as process:
         wait_for_first_step(config, process)
         processes = family(process.pid)
-        os.killpg(process.pid, signal.SIGINT)
+        if interruption == signal.SIGINT:
+            os.killpg(process.pid, interruption)  # as a terminal sends Ctrl-C
+        else:
+            process.send_signal(interruption)
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
     assert "interrupted; every process of the run has ended" in printed
-    wait_until_gone(processes)
+    wait_until_ended(processes, END_S)
 
 
 def test_a_killed_driver_leaves_no_process(config):
@@ -218,7 +207,7 @@ def test_a_killed_driver_leaves_no_process(config):
         wait_for_first_step(config, process)
         processes = family(process.pid)
         process.kill()
-    wait_until_gone(processes)
+    wait_until_ended(processes, END_S)
 
 
 @pytest.mark.parametrize("victim", ["engine 0", "rollout worker 0", "trainer rank 0"])
@@ -231,7 +220,7 @@ def test_a_killed_part_ends_the_run_with_its_name(config, victim):
         printed, _ = process.communicate(timeout=90)
     assert process.returncode == 1, printed
     assert f"slime-rl: {victim}" in printed
-    wait_until_gone(processes)
+    wait_until_ended(processes, END_S)
 
 
 def kill_part(driver: int, victim: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
+from processes import is_alive
 
 OWNER = """
     import subprocess, sys
@@ -82,14 +83,6 @@ def start_owner():
     yield start
     for owner in owners:
         owner.end()
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether it still runs; a zombie, which only waits for its parent to look, does not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def becomes_true(condition: Callable[[], bool]) -> bool:

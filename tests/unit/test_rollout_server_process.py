@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import wait_for, wait_until_ended
 
 from slime_rl.errors import EngineError
 from slime_rl.rollout.server_process import ServerProcess
@@ -34,28 +34,12 @@ def start(command: list[str], log: Path, *, grace_s: float = 0.0, **arguments: o
     )
 
 
-def wait_for(condition, what: str):
-    """Poll until `condition` returns something true, and return that."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"waited {TIMEOUT_S} s for {what}")
-
-
 def family_of(log: Path) -> list[psutil.Process]:
     def three_ids() -> list[str]:
         ids = log.read_text().split() if log.exists() else []
         return ids if len(ids) == 3 else []
 
     return [psutil.Process(int(pid)) for pid in wait_for(three_ids, "three process ids")]
-
-
-def assert_ended(processes: list[psutil.Process]) -> None:
-    wait_for(
-        lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes), "the end of all"
-    )
 
 
 def test_arguments_reach_the_server_on_its_standard_input(tmp_path):
@@ -84,7 +68,7 @@ def test_stop_ends_the_whole_family(tmp_path):
     family = family_of(tmp_path / "log")
     server.check_running()
     server.stop()
-    assert_ended(family)
+    wait_until_ended(family)
     server.stop()
 
 
@@ -111,19 +95,19 @@ def test_the_family_ends_when_the_owner_is_killed(tmp_path):
     family = family_of(log)
     owner.send_signal(signal.SIGKILL)
     owner.communicate(timeout=TIMEOUT_S)
-    assert_ended(family)
+    wait_until_ended(family)
 
 
 def test_the_server_ends_when_its_launcher_is_killed_and_stop_ends_the_rest(tmp_path):
     server = start(["sh", "-c", "echo $$; sleep 1000 & echo $!; sleep 1000 & echo $!; wait"], tmp_path / "log")
     family = family_of(tmp_path / "log")
     os.kill(server.pid, signal.SIGKILL)
-    assert_ended(family[:1])
+    wait_until_ended(family[:1])
     wait_for(lambda: server.exit_status is not None, "the launcher")
     with pytest.raises(EngineError, match="exit status -9"):
         server.check_running()
     server.stop()
-    assert_ended(family)
+    wait_until_ended(family)
 
 
 def test_the_log_can_be_read_by_its_owner_only(tmp_path):
