@@ -1,6 +1,7 @@
 """Groups as bytes: a prefix, a msgpack header, then the arrays of all samples one after another.
 
-    prefix   magic "slRL", format number, length of the header without its padding, CRC-32 of all that follows
+    prefix   magic "slRL" ("slSG" for a segment, which has one sample's part), format number, length of the header
+             without its padding, CRC-32 of all that follows
     header   msgpack: the ids, and per sample its length and everything that is no array; then padding to 8 bytes
     arrays   tokens int32, log-probs float32, loss mask one byte each; little-endian, samples concatenated
 
@@ -21,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_rl.errors import CodecError
-from slime_rl.types import Finish, Group, Sample, Span, Version
+from slime_rl.types import Finish, Group, Sample, Segment, Span, Version
 
 FORMAT = 1
-_MAGIC = b"slRL"
+_GROUP = b"slRL"
+_SEGMENT = b"slSG"
 _PREFIX = struct.Struct("<4sHxxII")
 _ALIGNMENT = 8
 _ARRAYS = {"tokens": np.dtype("<i4"), "logprobs": np.dtype("<f4"), "loss_mask": np.dtype("?")}
@@ -33,11 +35,21 @@ _BYTES_PER_TOKEN = sum(dtype.itemsize for dtype in _ARRAYS.values())
 
 def encode(group: Group) -> bytes:
     """The payload of a group."""
-    header = cast(bytes, msgpack.packb(_header(group), unicode_errors="surrogatepass"))
-    parts = [header, bytes(_padding(len(header)))]
-    parts += [_column(group.samples, name, dtype) for name, dtype in _ARRAYS.items()]
-    crc = functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0)
-    return b"".join((_PREFIX.pack(_MAGIC, FORMAT, len(header), crc), *parts))
+    return _pack(_GROUP, _header(group), group.samples)
+
+
+def encode_segment(segment: Segment) -> bytes:
+    """The bytes of a part of a sample."""
+    header = {
+        "index": segment.index,
+        "start": segment.start,
+        "num_tokens": segment.num_tokens,
+        "versions": [(s.version, s.start, s.end) for s in segment.versions],
+        "temperature": segment.temperature,
+        "finish": segment.finish and segment.finish.value,
+        "text": segment.text,
+    }
+    return _pack(_SEGMENT, header, [segment])
 
 
 def decode(payload: bytes, *, key: str) -> Group:
@@ -45,11 +57,39 @@ def decode(payload: bytes, *, key: str) -> Group:
 
     Raises CodecError, which names the key, for a payload that is damaged, truncated or not ours.
     """
-    header, body = _open(payload, key)
+    header, body = _open(payload, key, _GROUP)
     try:
         return _group(header, body)
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"{key}: the header does not describe a group: {error!r}") from error
+
+
+def decode_segment(payload: bytes, *, key: str) -> Segment:
+    """The part of a sample that was stored under `key`; raises CodecError as `decode` does."""
+    header, body = _open(payload, key, _SEGMENT)
+    try:
+        [[tokens], [logprobs], [loss_mask]] = _split(body, [header["num_tokens"]])
+        return Segment(
+            index=header["index"],
+            start=header["start"],
+            tokens=tokens,
+            loss_mask=loss_mask,
+            logprobs=logprobs,
+            versions=_spans(header["versions"]),
+            temperature=header["temperature"],
+            finish=None if header["finish"] is None else Finish(header["finish"]),
+            text=header["text"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CodecError(f"{key}: the header does not describe a segment: {error!r}") from error
+
+
+def _pack(magic: bytes, header: Mapping[str, Any], samples: Sequence[Sample | Segment]) -> bytes:
+    packed = cast(bytes, msgpack.packb(header, unicode_errors="surrogatepass"))
+    parts = [packed, bytes(_padding(len(packed)))]
+    parts += [_column(samples, name, dtype) for name, dtype in _ARRAYS.items()]
+    crc = functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0)
+    return b"".join((_PREFIX.pack(magic, FORMAT, len(packed), crc), *parts))
 
 
 def _header(group: Group) -> dict[str, Any]:
@@ -75,17 +115,17 @@ def _described(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _column(samples: Sequence[Sample], name: str, dtype: np.dtype) -> bytes:
+def _column(samples: Sequence[Sample | Segment], name: str, dtype: np.dtype) -> bytes:
     return b"".join(getattr(sample, name).astype(dtype, copy=False).tobytes() for sample in samples)
 
 
-def _open(payload: bytes, key: str) -> tuple[Mapping[str, Any], memoryview]:
+def _open(payload: bytes, key: str, expected: bytes) -> tuple[Mapping[str, Any], memoryview]:
     """The header and the bytes of the arrays, once prefix and checksum are right."""
     if len(payload) < _PREFIX.size:
         raise CodecError(f"{key}: truncated: {len(payload)} bytes are less than a prefix of {_PREFIX.size}")
     magic, number, length, crc = _PREFIX.unpack_from(payload)
-    if magic != _MAGIC:
-        raise CodecError(f"{key}: not a group: starts with {magic!r}, expected {_MAGIC!r}")
+    if magic != expected:
+        raise CodecError(f"{key}: not ours: starts with {magic!r}, expected {expected!r}")
     if number != FORMAT:
         raise CodecError(f"{key}: payload format {number}, expected {FORMAT}")
     rest = memoryview(payload)[_PREFIX.size :]
@@ -105,8 +145,6 @@ def _padding(length: int) -> int:
 
 def _group(header: Mapping[str, Any], body: memoryview) -> Group:
     lengths = [sample["num_tokens"] for sample in header["samples"]]
-    if len(body) != sum(lengths) * _BYTES_PER_TOKEN:
-        raise ValueError(f"{len(body)} bytes of arrays for {sum(lengths)} tokens")
     rows = zip(header["samples"], *_split(body, lengths), strict=True)
     return Group(
         id=header["id"],
@@ -118,6 +156,8 @@ def _group(header: Mapping[str, Any], body: memoryview) -> Group:
 
 def _split(body: memoryview, lengths: Sequence[int]) -> list[list[NDArray[Any]]]:
     """Per array of the format, its part for each sample."""
+    if len(body) != sum(lengths) * _BYTES_PER_TOKEN:
+        raise ValueError(f"{len(body)} bytes of arrays for {sum(lengths)} tokens")
     columns, offset = [], 0
     for dtype in _ARRAYS.values():
         column = np.frombuffer(body, dtype, count=sum(lengths), offset=offset)
@@ -125,6 +165,10 @@ def _split(body: memoryview, lengths: Sequence[int]) -> list[list[NDArray[Any]]]
         columns.append([column[end - length : end] for length, end in zip(lengths, ends, strict=True)])
         offset += column.nbytes
     return columns
+
+
+def _spans(rows: Sequence[Sequence[int]]) -> tuple[Span, ...]:
+    return tuple(Span(Version(version), start, end) for version, start, end in rows)
 
 
 def _sample(
@@ -136,7 +180,7 @@ def _sample(
         tokens=tokens,
         loss_mask=loss_mask,
         logprobs=logprobs,
-        versions=tuple(Span(Version(version), start, end) for version, start, end in fields["versions"]),
+        versions=_spans(fields["versions"]),
         temperature=fields["temperature"],
         finish=Finish(fields["finish"]),
         text=fields["text"],

@@ -8,16 +8,18 @@ def run_key(run_id: str) -> str:
     return f"{{slime_rl:{run_id}}}:run"
 
 
-def changes_key(run_id: str) -> str:
-    """The stream whose newest entry numbers the buffer's last change."""
-    return f"{{slime_rl:{run_id}}}:changes"
-
-
-def openings_key(run_id: str) -> str:
-    """The stream whose newest entry numbers the last change that can answer whoever waits for a slot."""
-    return f"{{slime_rl:{run_id}}}:openings"
+def stream_key(run_id: str, stream: str) -> str:
+    """The stream `changes`, whose newest entry numbers the buffer's last change, or `openings`, for the last of these
+    that can answer whoever waits for a slot.
+    """
+    return f"{{slime_rl:{run_id}}}:{stream}"
 
 
 def payload_key(run_id: str, group_id: int) -> str:
     """Where a group's payload lies from its fill until its step is committed."""
     return f"{{slime_rl:{run_id}}}:payload:{group_id}"
+
+
+def segments_key(run_id: str, group_id: int) -> str:
+    """The list of the parts of a group's samples that are durable, until the group is filled."""
+    return f"{{slime_rl:{run_id}}}:segments:{group_id}"

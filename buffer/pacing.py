@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 from slime_rl.buffer.order import prompt_index
 from slime_rl.config import Config
+
+MAX_STEPS = 2**20 - 1
+"""Deadlines share a double with the order of finishing (lua/state.lua)."""
+
+FROZEN = {
+    "groups_per_step": "loop.groups_per_step",
+    "max_lag": "loop.max_lag",
+    "surplus": "rollout.oversample",
+    "num_prompts": "data",
+    "seed": "run.seed",
+    "shuffle": "data.shuffle",
+}
+"""What a resumed run must keep, and where the configuration says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,9 +28,10 @@ class Pacing:
     """The numbers of one run that every process at its buffer must agree on.
 
     `num_steps` and `num_prompts` are the steps of the whole run and the rows of the data set; `max_epochs` None repeats
-    the data for as long as steps are left. A lease ends `lease_s` after its last heartbeat. An `assign` gives up when
-    nothing has changed in the buffer for `wait_timeout_s`, and a `reserve`, which also waits for the trainer's step and
-    its publishing, after `slot_timeout_s`.
+    the data for as long as steps are left. `surplus` groups more than the staleness bound has slots for may be
+    generated; what is left of them when it is due is shed. A lease ends `lease_s` after its last heartbeat. An `assign`
+    gives up when nothing has changed in the buffer for `wait_timeout_s`, and a `reserve`, which also waits for the
+    trainer's step and its publishing, after `slot_timeout_s`.
     """
 
     run_id: str
@@ -32,15 +48,19 @@ class Pacing:
     lease_s: float
     wait_timeout_s: float
     slot_timeout_s: float
+    surplus: int = 0
+    on_straggler: Literal["wait", "requeue", "mask"] = "wait"
 
     def __post_init__(self) -> None:
         if not self.run_id or "{" in self.run_id or "}" in self.run_id:
             raise ValueError(f"a run id has no braces and is not empty, got {self.run_id!r}")
+        if self.num_steps + self.max_lag > MAX_STEPS:
+            raise ValueError(f"expected at most {MAX_STEPS} steps with their lag, got {self.num_steps + self.max_lag}")
 
     @property
     def slots(self) -> int:
-        """How many groups may be reserved, filled, or assigned to a step that is not published yet."""
-        return (self.max_lag + 1) * self.groups_per_step
+        """How many groups may be reserved, kept, filled, or assigned to a step that is not published yet."""
+        return (self.max_lag + 1) * self.groups_per_step + self.surplus
 
     @property
     def num_groups(self) -> int:
@@ -51,6 +71,21 @@ class Pacing:
     def num_issues(self) -> int | None:
         """How many prompts the data holds over all epochs, or None where it never ends."""
         return None if self.max_epochs is None else self.num_prompts * self.max_epochs
+
+    @property
+    def limits(self) -> dict[str, int | float]:
+        """What the buffer's functions go by, under the names of lua/state.lua."""
+        return {
+            "groups_per_step": self.groups_per_step,
+            "max_lag": self.max_lag,
+            "surplus": self.surplus,
+            "slots": self.slots,
+            "lease_ms": math.ceil(self.lease_s * 1000),
+            "max_attempts": self.max_attempts,
+            "num_groups": self.num_groups,
+            "num_issues": -1 if self.num_issues is None else self.num_issues,
+            "temperature": self.temperature,
+        }
 
     def prompt_index(self, group_id: int) -> int:
         """The row of the data set that a group id stands for."""

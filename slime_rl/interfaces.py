@@ -9,18 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from slime_rl.types import Assignment, BufferStatus, Prompt, Reservation, Sample, StepReport, Version
+from slime_rl.types import Assignment, BufferStatus, Prompt, Reservation, Sample, Segment, StepReport, Version
 
 
 class Slots(Protocol):
     """The worker's side of the buffer: the right to generate, and where groups go."""
 
-    async def reserve(self, holder: str) -> Reservation | None:
-        """Wait for a free slot and take it for the next prompt, or None once no prompt will come any more."""
+    async def reserve(self, holder: str, *, serves: Version | None = None) -> Reservation | None:
+        """Wait for a free slot and take it for the next prompt, or None once no prompt will come any more.
+
+        `serves` is the oldest version that the holder's engines serve, if it may be older than the published one: such
+        a pool gets a slot only if its group can keep its deadline beside the others.
+        """
         ...
 
-    async def heartbeat(self, holder: str) -> None:
-        """Keep every lease of `holder`; without it they expire and their groups start again."""
+    async def heartbeat(self, holder: str) -> frozenset[int]:
+        """Keep every lease of `holder`, and return the ids of their groups; the holder has lost all others.
+
+        Without it leases expire: a group with durable segments is continued by another holder, others start again.
+        """
         ...
 
     async def fill(self, reservation: Reservation, samples: Sequence[Sample]) -> None:
@@ -35,6 +42,22 @@ class Slots(Protocol):
 
         A retry beyond the bounded number of attempts becomes a drop.
         """
+        ...
+
+
+class Partials(Protocol):
+    """The worker's side of the buffer for long samples: what is durable of them before their group is filled."""
+
+    async def extend(self, reservation: Reservation, segment: Segment) -> None:
+        """Make the next part of a sample durable; a repeat changes nothing.
+
+        Raises FencedError if the reservation has expired, StoreError for a part that does not begin where the sample's
+        durable parts end.
+        """
+        ...
+
+    async def segments(self, reservation: Reservation) -> list[Segment]:
+        """The durable parts of the samples of a reservation that is continued, in the order in which they came."""
         ...
 
 

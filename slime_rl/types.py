@@ -55,6 +55,19 @@ class Span:
     end: int
 
 
+def _check_aligned(
+    tokens: NDArray[np.int32], loss_mask: NDArray[np.bool_], logprobs: NDArray[np.float32], versions: tuple[Span, ...]
+) -> None:
+    lengths = tokens.shape, loss_mask.shape, logprobs.shape
+    if len(set(lengths)) != 1 or tokens.ndim != 1:
+        raise ValueError(f"tokens, loss_mask and logprobs must align, got shapes {lengths}")
+    covered = np.zeros(len(tokens), dtype=np.bool_)
+    for span in versions:
+        covered[span.start : span.end] = True
+    if not covered[loss_mask].all():
+        raise ValueError(f"versions must cover every masked-in token, got {versions}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
     """One token sequence on its way from the engine to the gradient.
@@ -78,14 +91,7 @@ class Sample:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        lengths = self.tokens.shape, self.loss_mask.shape, self.logprobs.shape
-        if len(set(lengths)) != 1 or self.tokens.ndim != 1:
-            raise ValueError(f"tokens, loss_mask and logprobs must align, got shapes {lengths}")
-        covered = np.zeros(len(self.tokens), dtype=np.bool_)
-        for span in self.versions:
-            covered[span.start : span.end] = True
-        if not covered[self.loss_mask].all():
-            raise ValueError(f"versions must cover every masked-in token, got {self.versions}")
+        _check_aligned(self.tokens, self.loss_mask, self.logprobs, self.versions)
 
     @property
     def num_tokens(self) -> int:
@@ -105,6 +111,33 @@ class Sample:
         return min(s.version for s in self.versions if self.loss_mask[s.start : s.end].any())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segment:
+    """A part of a sample, made durable while the rest is being generated.
+
+    `index` is the sample's, `start` the place of the part's first token in it; the arrays are as a sample's, of the
+    part's length T, and `versions` count from the beginning of the part. `finish` and `text`, the whole sample's, are
+    set on its last part.
+    """
+
+    index: int
+    start: int
+    tokens: NDArray[np.int32]  # [T]
+    loss_mask: NDArray[np.bool_]  # [T]
+    logprobs: NDArray[np.float32]  # [T]
+    versions: tuple[Span, ...]
+    temperature: float
+    finish: Finish | None = None
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        _check_aligned(self.tokens, self.loss_mask, self.logprobs, self.versions)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """The samples of one prompt, which are compared with one another."""
@@ -121,7 +154,8 @@ class Reservation:
 
     `id` counts the prompts issued before this one over all epochs, so a group id names an epoch and a place in its
     order. `version` is the oldest one the engines served at the time, and the group must be trained at trainer
-    version `deadline` or before. (`id`, `attempt`) makes every later call idempotent.
+    version `deadline` or before. (`id`, `attempt`) makes every later call idempotent. One that is `continued` keeps
+    the version and the deadline of the attempt that left durable segments.
     """
 
     id: int
@@ -131,6 +165,7 @@ class Reservation:
     version: Version
     deadline: Version
     temperature: float
+    continued: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +204,16 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferStatus:
-    """How many groups are in each state, and why groups went missing."""
+    """How many groups are in each state, why groups went missing, and with which lag groups were assigned so far.
+
+    `num_bytes` is what the groups in the buffer weigh.
+    """
 
     version: Version
     slots: int
     states: Mapping[str, int]
     dropped: Mapping[str, int]
     requeued: Mapping[str, int]
+    lags: Mapping[int, int] = field(default_factory=dict)
+    num_bytes: int = 0
     waiting_for: tuple[str, ...] = ()

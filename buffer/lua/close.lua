@@ -1,6 +1,10 @@
 -- Issue no prompt any more.
 --
 -- KEYS[1] run: closed.
+-- ARGV    incarnation, seen
+-- Returns {closed}.
 
 redis.call('HSET', run, 'closed', 1)
+note()
 wake_all()
+return reply('closed')

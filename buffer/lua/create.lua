@@ -1,12 +1,13 @@
 -- Claim the keys of a run, once.
 --
--- KEYS[1] run: pacing, version and the counters are set.
--- ARGV    pacing
--- Returns the pacing that stands there: another one than ARGV[1], or any, if the run existed.
+-- KEYS[1] run: the limits, the pacing and the counters are set.
+-- ARGV    incarnation (-1), seen, pacing, then the limits as field, value ...
+-- Returns {created, incarnation}, or {exists} if there is a run already.
 
-local existing = redis.call('HGET', run, 'pacing')
-if not existing then
-  redis.call('HSET', run, 'pacing', ARGV[1], 'version', 0, 'closed', 0)
-  wake()
+if redis.call('EXISTS', run) == 1 then
+  return reply('exists')
 end
-return existing
+redis.call('HSET', run, 'pacing', arguments[1], 'version', 0, 'closed', 0, 'incarnation', 1, unpack(arguments, 2))
+note()
+wake()
+return reply('created', {incarnation = 1})

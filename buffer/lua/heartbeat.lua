@@ -1,11 +1,14 @@
 -- Move the end of a holder's leases; a lease that has ended stays ended.
 --
--- KEYS[1] run; reads held:<holder>; writes reserved.
--- ARGV    holder, lease_ms
+-- KEYS[1] run: clock; reads held:<holder>; writes reserved, and as sweep does.
+-- ARGV    incarnation, seen, holder
+-- Returns {beat, held}: the ids that the holder still holds.
 
 local now = now_ms()
-for _, id in ipairs(redis.call('SMEMBERS', key('held:' .. ARGV[1]))) do
-  if tonumber(redis.call('ZSCORE', key('reserved'), id)) > now then
-    redis.call('ZADD', key('reserved'), now + tonumber(ARGV[2]), id)
-  end
+sweep(now)
+local held = redis.call('SMEMBERS', key('held:' .. arguments[1]))
+for i, id in ipairs(held) do
+  redis.call('ZADD', key('reserved'), string.format('%.0f', now + counter('lease_ms')), id)
+  held[i] = tonumber(id)
 end
+return reply('beat', {held = held})

@@ -1,16 +1,19 @@
 -- Free the slots of the steps before a version that the engines serve; an older version than the last changes nothing.
 --
--- KEYS[1] run: version; reads next_step; writes unpublished.
--- ARGV    version
--- Returns {'published'}, or {'early'} if the step that makes this version has no groups.
+-- KEYS[1] run: version, unpublished; reads next_step, step:<step>.
+-- ARGV    incarnation, seen, version
+-- Returns {published}, or {early} if the step that makes this version has no groups.
 
-local version = tonumber(ARGV[1])
+local version = tonumber(arguments[1])
 if version > counter('next_step') then
-  return {'early'}
+  return reply('early')
 end
 if version > counter('version') then
+  for step = counter('version'), version - 1 do
+    redis.call('HINCRBY', run, 'unpublished', -redis.call('LLEN', key('step:' .. step)))
+  end
   redis.call('HSET', run, 'version', version)
-  redis.call('ZREMRANGEBYSCORE', key('unpublished'), '-inf', version - 1)
+  note()
   wake_all()
 end
-return {'published'}
+return reply('published')

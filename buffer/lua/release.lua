@@ -1,9 +1,12 @@
 -- Give a slot back without a group; nothing happens if this attempt has ended already.
 --
--- KEYS[1] run; reads and writes group:<id>, reserved; writes held:<holder>, requests, requeued, requeued_by, dropped.
--- ARGV    id, attempt, reason, retry (0 or 1), max_attempts
+-- KEYS[1] run; writes group:<id>, reserved, unfinished, kept, requeued, held:<holder>, requests, requeued_by, dropped.
+-- ARGV    incarnation, seen, id, attempt, reason, retry (0 or 1)
+-- Returns {released}.
 
-local fields = redis.call('HMGET', key('group:' .. ARGV[1]), 'state', 'attempt')
-if fields[1] == 'reserved' and fields[2] == ARGV[2] then
-  give_back(ARGV[1], ARGV[3], ARGV[4] == '1', tonumber(ARGV[5]))
+local fields = redis.call('HMGET', key('group:' .. arguments[1]), 'state', 'attempt')
+if fields[1] == 'reserved' and fields[2] == arguments[2] then
+  give_back(arguments[1], arguments[3], arguments[4] == '1')
+  note()
 end
+return reply('released')

@@ -1,53 +1,96 @@
--- Take a slot for the first requeued prompt, or else for the next one. The same request gets the same answer.
+-- Take the right to generate a group: one that is kept, else a requeued prompt, else the next one. The same request gets
+-- the same answer.
 --
--- KEYS[1] run: issued, version; reads reserved, filled, requeued, unpublished; writes group:<id>, reserved, requeued,
---         held:<holder>, requests.
--- ARGV    holder, request, slots, max_lag, lease_ms, max_attempts, num_groups, num_issues (-1: no end), temperature
--- Returns {'reserved', id, attempt, version, deadline, temperature}
---      or {'wait', change, reserved, filled, unpublished, lease_ends_ms}
---      or {'done'} once no prompt will come any more.
+-- KEYS[1] run: issued; reads version, next_step, replay_until; reads filled, ready; writes group:<id>, reserved, kept,
+--         unfinished, requeued, held:<holder>, requests, and as sweep does.
+-- ARGV    incarnation, seen, holder, request, serves (the oldest version the holder's engines serve, -1: the published)
+-- Returns {reserved, id, attempt, version, deadline, temperature, continued}
+--      or {wait, change, why, reserved, kept, filled, unpublished, version, lease_ends_ms}; `why` is replay, slots,
+--         prompts or pool
+--      or {done} once no prompt will come any more.
 
-local holder, request = ARGV[1], ARGV[2]
-local slots, max_lag, lease_ms, max_attempts = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local num_groups, num_issues = tonumber(ARGV[7]), tonumber(ARGV[8])
+local holder, request, serves = arguments[1], arguments[2], tonumber(arguments[3])
 local now = now_ms()
 
 local function answer(id)
   local fields = redis.call('HMGET', key('group:' .. id), 'attempt', 'version', 'deadline', 'temperature')
-  return {'reserved', id, fields[1], fields[2], fields[3], fields[4]}
+  return reply('reserved', {
+    id = tonumber(id), attempt = tonumber(fields[1]), version = tonumber(fields[2]), deadline = tonumber(fields[3]),
+    temperature = tonumber(fields[4]), continued = redis.call('EXISTS', key('progress:' .. id)) == 1,
+  })
 end
 
-local function reserve(id)
-  local group = key('group:' .. id)
-  local version = counter('version')
-  redis.call('HINCRBY', group, 'attempt', 1)
-  redis.call('HSETNX', group, 'temperature', ARGV[9])
-  redis.call('HSET', group, 'state', 'reserved', 'holder', holder, 'request', request,
-    'version', version, 'deadline', version + max_lag, 'since', now)
-  redis.call('ZREM', key('requeued'), id)
-  redis.call('ZADD', key('reserved'), now + lease_ms, id)
+local function hold(id)
+  redis.call('HINCRBY', key('group:' .. id), 'attempt', 1)
+  redis.call('HSET', key('group:' .. id), 'state', 'reserved', 'holder', holder, 'request', request,
+    'since', string.format('%.0f', now))
+  redis.call('ZADD', key('reserved'), string.format('%.0f', now + counter('lease_ms')), id)
   redis.call('SADD', key('held:' .. holder), id)
   redis.call('HSET', key('requests'), request, id)
+  note()
   return answer(id)
 end
 
-sweep(now, max_attempts)
+-- Whether a group due at `deadline` leaves every step safe (look_ahead.py).
+local function fits(deadline)
+  local step, last = counter('next_step'), counter('version') + counter('max_lag')
+  local groups, surplus = counter('groups_per_step'), counter('surplus')
+  if deadline < step then
+    return false
+  end
+  for bound = deadline, last do
+    if count_due(bound) + 1 > (bound - step + 1) * groups + surplus then
+      return false
+    end
+  end
+  return true
+end
+
+sweep(now)
 local answered = redis.call('HGET', key('requests'), request)
 if answered then
   return answer(answered)
 end
 
-local reserved = redis.call('ZCARD', key('reserved'))
-local filled = redis.call('ZCARD', key('filled'))
-local unpublished = redis.call('ZCARD', key('unpublished'))
+local reserved, kept = redis.call('ZCARD', key('reserved')), redis.call('ZCARD', key('kept'))
+local filled, unpublished = redis.call('ZCARD', key('filled')), counter('unpublished')
+local outstanding = reserved + kept + filled
 local again = redis.call('ZRANGE', key('requeued'), 0, 0)[1]
-local wanted = num_groups > counter('taken') + reserved + filled
+local num_issues = counter('num_issues')
+local wanted = counter('num_groups') > counter('taken') + outstanding
 local has_prompt = wanted and (again or num_issues < 0 or counter('issued') < num_issues)
+local may_return = reserved + kept + (counter('surplus') > 0 and filled or 0)
 
-if counter('closed') == 1 or (reserved == 0 and not has_prompt) then
-  return {'done'}
+local function wait(why)
+  return reply('wait', {
+    change = counter('changes'), why = why, reserved = reserved, kept = kept, filled = filled,
+    unpublished = unpublished, version = counter('version'), lease_ends_ms = lease_ends(now),
+  })
 end
-if not has_prompt or reserved + filled + unpublished >= slots then
-  return {'wait', counter('changes'), reserved, filled, unpublished, lease_ends(now)}
+
+if counter('closed') == 1 or (may_return == 0 and not has_prompt) then
+  return reply('done')
+elseif counter('version') < counter('replay_until') then
+  return wait('replay')
+elseif kept > 0 then
+  local id = redis.call('ZRANGE', key('kept'), 0, 0)[1]
+  redis.call('ZREM', key('kept'), id)
+  return hold(id)
+elseif not has_prompt then
+  return wait('prompts')
+elseif outstanding + unpublished >= counter('slots') then
+  return wait('slots')
 end
-return reserve(again or string.format('%.0f', redis.call('HINCRBY', run, 'issued', 1) - 1))
+
+local version = serves < 0 and counter('version') or math.min(serves, counter('version'))
+local deadline = version + counter('max_lag')
+if not fits(deadline) then
+  return wait('pool')
+end
+local id = again or string.format('%.0f', redis.call('HINCRBY', run, 'issued', 1) - 1)
+local group = key('group:' .. id)
+redis.call('ZREM', key('requeued'), id)
+redis.call('HSETNX', group, 'temperature', redis.call('HGET', run, 'temperature'))
+redis.call('HSET', group, 'version', version, 'deadline', deadline)
+redis.call('ZADD', key('unfinished'), deadline, id)
+return hold(id)

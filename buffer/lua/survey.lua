@@ -1,28 +1,37 @@
--- The buffer at one moment, after giving back what has expired.
+-- The buffer at one moment, after giving back what has expired. Its cost grows with max_lag, not with the groups.
 --
--- KEYS[1] run; reads reserved, filled, requeued, unpublished, group:<id>, dropped, requeued_by; writes as sweep does.
--- ARGV    max_attempts
--- Returns {run fields, requeued, unpublished, lease_ends_ms, now_ms, dropped, requeued_by, group rows}; a row is
---         {id, attempt, holder, deadline, since, finished, num_samples, num_tokens, oldest}, nil where not filled.
+-- KEYS[1] run; reads every index; writes as sweep does.
+-- ARGV    incarnation, seen, num_named
+-- Returns {survey, counters, reserved, kept, filled, requeued, lease_ends_ms, now_ms, due, named, dropped, requeued_by,
+--         lags}: a row of `due` is {deadline, outstanding, ready} cumulated up to that deadline, one of `named`, the
+--         unfinished groups with the earliest deadlines, {id, attempt, holder, deadline, since, state}.
 
 local now = now_ms()
-sweep(now, tonumber(ARGV[1]))
+sweep(now)
 
-local rows = {}
-for _, state in ipairs({'reserved', 'filled'}) do
-  for _, id in ipairs(redis.call('ZRANGE', key(state), 0, -1)) do
-    local row = redis.call('HMGET', key('group:' .. id),
-      'attempt', 'holder', 'deadline', 'since', 'finished', 'num_samples', 'num_tokens', 'oldest')
-    table.insert(row, 1, id)
-    rows[#rows + 1] = row
-  end
+local due = {}
+local last = counter('version') + counter('max_lag')
+for deadline = math.min(counter('next_step'), last), last do
+  local outstanding, ready = count_due(deadline)
+  due[#due + 1] = {deadline, outstanding, ready}
 end
 
-local fields = {}
-for i, field in ipairs({'changes', 'version', 'next_step', 'issued', 'taken', 'committed', 'closed'}) do
-  fields[i] = counter(field)
+local named = {}
+for _, id in ipairs(redis.call('ZRANGE', key('unfinished'), 0, tonumber(arguments[1]) - 1)) do
+  local row = redis.call('HMGET', key('group:' .. id), 'attempt', 'holder', 'deadline', 'since', 'state')
+  table.insert(row, 1, id)
+  named[#named + 1] = row
 end
-return {
-  fields, redis.call('ZCARD', key('requeued')), redis.call('ZCARD', key('unpublished')), lease_ends(now), now,
-  redis.call('HGETALL', key('dropped')), redis.call('HGETALL', key('requeued_by')), rows,
-}
+
+local counters = {}
+for _, field in ipairs({'changes', 'version', 'next_step', 'replay_until', 'issued', 'taken', 'committed', 'unpublished',
+  'closed', 'bytes', 'incarnation'}) do
+  counters[field] = counter(field)
+end
+return reply('survey', {
+  counters = counters, reserved = redis.call('ZCARD', key('reserved')), kept = redis.call('ZCARD', key('kept')),
+  filled = redis.call('ZCARD', key('filled')), requeued = redis.call('ZCARD', key('requeued')),
+  lease_ends_ms = lease_ends(now), now_ms = now, due = due, named = named,
+  dropped = redis.call('HGETALL', key('dropped')), requeued_by = redis.call('HGETALL', key('requeued_by')),
+  lags = redis.call('HGETALL', key('lags')),
+})

@@ -14,7 +14,8 @@ from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.reader import GroupReader
 from slime_rl.buffer.redis_buffer import RedisBuffer
 from slime_rl.buffer.server import EmbeddedServer
-from slime_rl.types import Finish, Sample, Span
+from slime_rl.buffer.snapshot import decode_snapshot
+from slime_rl.types import Finish, Sample, Segment, Span, Version
 
 RUN_IDS = map("run-{}".format, itertools.count())
 
@@ -65,11 +66,16 @@ class MemoryHarness:
         return self.buffer
 
     async def open_again(self):
+        return MemoryBuffer.attach(self.buffer)
+
+    async def resume(self, snapshot, *, lost=False):
+        """Begin a new incarnation from the bytes of a snapshot; `lost` on a server that holds nothing of the run."""
+        self.buffer = MemoryBuffer.resume(self.buffer, decode_snapshot(snapshot, name="snapshot"), lost=lost)
         return self.buffer
 
     async def end_leases(self, holder):
         """End the leases of one holder: the time they last passes, while every other holder's heart beats."""
-        others = {row.holder for row in self.buffer._table().reserved} - {holder}
+        others = {group.holder for group in self.buffer.state.groups.values()} - {holder}
         for _ in range(2):
             for other in others:
                 await self.buffer.heartbeat(other)
@@ -100,6 +106,13 @@ class RedisHarness:
     async def open_again(self):
         return await self._open(create=False)
 
+    async def resume(self, snapshot, *, lost=False):
+        if lost:
+            self.server.delete(*self.server.keys(glob_of(self.key("*"))))
+        found = decode_snapshot(snapshot, name="snapshot")
+        self.opened.append(await RedisBuffer.resume(self.url, self.pacing, found))
+        return self.opened[-1]
+
     async def _open(self, *, create):
         self.opened.append(await RedisBuffer.open(self.url, self.pacing, create=create))
         return self.opened[-1]
@@ -129,6 +142,11 @@ class RedisHarness:
         for buffer in self.opened:
             await buffer.close()
         self.server.close()
+
+
+def glob_of(key):
+    """A pattern that matches a key of a run literally but for its star."""
+    return key.replace("{", "[{]").replace("}", "[}]")
 
 
 @pytest.fixture(scope="session")
@@ -163,6 +181,25 @@ def pacing():
 @pytest.fixture
 def sample():
     return make_sample
+
+
+@pytest.fixture
+def segment():
+    """A part of a sample, all of it sampled by one version."""
+
+    def make(start, num_tokens, *, index=0, version=0, finish=None):
+        return Segment(
+            index=index,
+            start=start,
+            tokens=np.arange(start, start + num_tokens, dtype=np.int32),
+            loss_mask=np.ones(num_tokens, dtype=np.bool_),
+            logprobs=np.full(num_tokens, -0.5, dtype=np.float32),
+            versions=(Span(Version(version), 0, num_tokens),),
+            temperature=0.7,
+            finish=finish,
+        )
+
+    return make
 
 
 @pytest.fixture

@@ -46,8 +46,9 @@ async def test_every_key_carries_the_run_in_its_hash_tag(on_server, fill):
     await buffer.release(held[2], reason="engine died", retry=False)
     keys = set(on_server.server.keys()) - before
     assert {key.decode().removeprefix(on_server.key("")) for key in keys} == {
-        "run", "changes", "openings", "reserved", "filled", "requeued", "unpublished", "requests", "dropped",
-        "requeued_by", "held:worker-1", "step:0", "payload:0", "payload:1", *(f"group:{id}" for id in (0, 1, 2, 4, 5)),
+        "run", "changes", "openings", "reserved", "unfinished", "filled", "ready", "requeued", "requests", "dropped",
+        "requeued_by", "lags", "held:worker-1", "step:0", "payload:0", "payload:1",
+        *(f"group:{id}" for id in (0, 1, 2, 4, 5)),
     }  # fmt: skip
 
 
@@ -60,7 +61,7 @@ async def test_a_finished_run_leaves_a_handful_of_keys(on_server, fill):
         await buffer.publish(step + 1)
         await buffer.commit(step)
     assert set(on_server.server.keys()) - before == {
-        on_server.key(name).encode() for name in ("run", "changes", "openings")
+        on_server.key(name).encode() for name in ("run", "changes", "openings", "lags")
     }
 
 
@@ -86,9 +87,9 @@ async def test_who_waits_for_a_slot_is_woken_where_the_answer_may_be_another(on_
 
 async def test_a_reservation_whose_answer_was_lost_is_answered_again(on_server, fill):
     buffer = await on_server.open()
-    first = await buffer._try_reserve("worker-1", "request-1")
-    assert await buffer._try_reserve("worker-1", "request-1") == first
-    assert (await buffer._try_reserve("worker-1", "request-2")).id == 1
+    first = await buffer._try_reserve("worker-1", "request-1", None)
+    assert await buffer._try_reserve("worker-1", "request-1", None) == first
+    assert (await buffer._try_reserve("worker-1", "request-2", None)).id == 1
     await fill(buffer, first)
     assert on_server.server.hlen(on_server.key("requests")) == 1
 
@@ -104,6 +105,7 @@ async def test_a_damaged_payload_is_an_error_that_names_its_key(on_server, fill,
 
 async def test_a_missing_payload_is_an_error_that_names_its_key(on_server, fill):
     buffer = await assigned(on_server, fill)
+    await buffer.publish(1)
     await buffer.commit(0)
     with pytest.raises(StoreError, match=f"no payload under {re.escape(on_server.key('payload:0'))}"):
         on_server.read([0])

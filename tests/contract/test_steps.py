@@ -101,7 +101,7 @@ async def test_a_step_cannot_come_before_the_one_in_front_of_it(harness):
     buffer = await harness.open()
     with pytest.raises(StoreError, match="step 1 cannot be assigned: step 0 has not been assigned"):
         await buffer.assign(1)
-    with pytest.raises(StoreError, match="step 0 cannot be committed: step 0 has not been assigned"):
+    with pytest.raises(StoreError, match="step 0 cannot be committed: version 1 has not been published"):
         await buffer.commit(0)
     with pytest.raises(StoreError, match="version 1 cannot be published: step 0 has not been assigned"):
         await buffer.publish(1)
@@ -134,14 +134,13 @@ async def test_committing_deletes_the_payloads_of_the_steps_up_to_it(harness, fi
     assert (status.states["committed"], status.states["assigned"]) == (4, 2)
 
 
-async def test_committing_before_publishing_keeps_the_slots(harness, fill):
+async def test_a_step_is_not_committed_before_it_is_published(harness, fill):
     buffer = await harness.open()
     await fill(buffer, *[await buffer.reserve("worker-1") for _ in range(2)])
     await buffer.assign(0)
-    await buffer.commit(0)
-    assert (await buffer.status()).states["free"] == 0
-    await buffer.publish(1)
-    assert (await buffer.status()).states["free"] == 2
+    with pytest.raises(StoreError, match="step 0 cannot be committed: version 1 has not been published"):
+        await buffer.commit(0)
+    assert len(harness.read([0, 1])) == 2
 
 
 async def test_the_last_step_takes_what_the_data_leaves(harness, fill):
@@ -193,7 +192,7 @@ async def test_the_status_counts_every_state(harness, fill):
     await buffer.assign(1)
     await buffer.release(held[3], reason="engine died", retry=True)
     status = await buffer.status()
-    states = {"free": 2, "requeued": 1, "reserved": 1, "filled": 1, "assigned": 2, "committed": 2}
+    states = {"free": 2, "requeued": 1, "reserved": 1, "kept": 0, "filled": 1, "assigned": 2, "committed": 2}
     assert (status.version, status.slots, status.states) == (1, 6, states)
     [waiting_for] = status.waiting_for
     assert re.fullmatch(r"group 6 held by worker-1 since \d+ s, attempt 1", waiting_for)
