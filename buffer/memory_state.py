@@ -199,7 +199,7 @@ class MemoryState:
 
     def _survey(self, num_named: int) -> tuple[str, dict[str, Any]]:
         self._sweep()
-        last = self._version + int(self.limits["max_lag"])
+        deadlines = sorted({group.deadline for group in self._in("filled", *UNFINISHED)})
         named = sorted(self._in(*UNFINISHED), key=lambda group: (group.deadline, str(group.id)))[:num_named]
         counters = {
             "changes": self.changes,
@@ -218,7 +218,7 @@ class MemoryState:
             **{state: len(self._in(state)) for state in ("reserved", "kept", "filled", "requeued")},
             "lease_ends_ms": self._lease_ends_ms,
             "now_ms": self._clock() * 1000,
-            "due": [(d, *self._count_due(d)) for d in range(min(self._next_step, last), last + 1)],
+            "due": [(deadline, *self._count_due(deadline)) for deadline in deadlines],
             "named": [(g.id, g.attempt, g.holder, g.deadline, int(g.since * 1000), g.state) for g in named],
             "dropped": _flat(self._dropped),
             "requeued_by": _flat(self._requeued_by),

@@ -1,4 +1,5 @@
--- The buffer at one moment, after giving back what has expired. Its cost grows with max_lag, not with the groups.
+-- The buffer at one moment, after giving back what has expired. Its cost grows with the number of different deadlines, of
+-- which there are at most max_lag + 1, not with the number of groups.
 --
 -- KEYS[1] run; reads every index; writes as sweep does.
 -- ARGV    incarnation, seen, num_named
@@ -9,11 +10,23 @@
 local now = now_ms()
 sweep(now)
 
+-- The earliest deadline of an outstanding group after `deadline`, or nil.
+local function next_deadline(deadline)
+  local unfinished = redis.call('ZRANGEBYSCORE', key('unfinished'), '(' .. deadline, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  local ready = redis.call('ZRANGEBYSCORE', key('ready'), ready_score(deadline + 1, 0), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  local found = tonumber(unfinished[2])
+  if ready[2] then
+    found = math.min(found or math.huge, math.floor(tonumber(ready[2]) / FINISHED))
+  end
+  return found
+end
+
 local due = {}
-local last = counter('version') + counter('max_lag')
-for deadline = math.min(counter('next_step'), last), last do
+local deadline = next_deadline(-1)
+while deadline do
   local outstanding, ready = count_due(deadline)
   due[#due + 1] = {deadline, outstanding, ready}
+  deadline = next_deadline(deadline)
 end
 
 local named = {}
