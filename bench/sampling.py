@@ -117,6 +117,7 @@ async def _system(stand: Stand, pacing: Pacing) -> float:
         config=stand.config.loop,
         prompts=stand.prompts,
         slots=buffer,
+        partials=buffer,
         program=SingleTurn(http=stand.router, renderer=stand.renderer, sampling=stand.config.sampling),
         reward=stand.reward,
         episodes=asyncio.Semaphore(stand.config.loop.slots),

@@ -47,7 +47,6 @@ def encode_segment(segment: Segment) -> bytes:
         "versions": [(s.version, s.start, s.end) for s in segment.versions],
         "temperature": segment.temperature,
         "finish": segment.finish and segment.finish.value,
-        "text": segment.text,
     }
     return _pack(_SEGMENT, header, [segment])
 
@@ -78,7 +77,6 @@ def decode_segment(payload: bytes, *, key: str) -> Segment:
             versions=_spans(header["versions"]),
             temperature=header["temperature"],
             finish=None if header["finish"] is None else Finish(header["finish"]),
-            text=header["text"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"{key}: the header does not describe a segment: {error!r}") from error

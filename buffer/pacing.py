@@ -110,4 +110,6 @@ def pacing_of(config: Config, *, run_id: str, num_prompts: int) -> Pacing:
         lease_s=loop.lease_s,
         wait_timeout_s=loop.wait_timeout_s,
         slot_timeout_s=loop.wait_timeout_s + config.trainer.step_timeout_s,
+        surplus=math.ceil((config.rollout.oversample - 1.0) * loop.groups_per_step),
+        on_straggler=loop.on_straggler,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 
 from slime_rl.config import SamplingConfig
 from slime_rl.errors import EngineError
+from slime_rl.interfaces import Drafts
 from slime_rl.rollout.engine_http import Completion, EngineHttp
-from slime_rl.types import Finish, Prompt, Sample
+from slime_rl.rollout.segments import by_sample, join
+from slime_rl.types import Finish, Prompt, Sample, Segment, Span
 
 
 class Rendering(Protocol):
@@ -26,34 +29,103 @@ class Rendering(Protocol):
 
 
 class SingleTurn:
-    """Samples a whole group with one request, so that the engine reads the prompt once."""
+    """Samples a whole group with one request, so that the engine reads the prompt once.
 
-    def __init__(self, *, http: EngineHttp, renderer: Rendering, sampling: SamplingConfig) -> None:
+    An answer that may be longer than `segment_tokens` is asked for in parts of that length, each of which is durable
+    before the next one is asked for.
+    """
+
+    def __init__(
+        self, *, http: EngineHttp, renderer: Rendering, sampling: SamplingConfig, segment_tokens: int | None = None
+    ) -> None:
         self._http = http
         self._renderer = renderer
         self._max_new_tokens = sampling.max_new_tokens
         self._stop_token_ids = (*renderer.stop_token_ids, *sampling.stop_token_ids)
+        self._segment_tokens = segment_tokens or sampling.max_new_tokens
 
-    async def __call__(self, prompt: Prompt, *, num_samples: int, temperature: float) -> list[Sample]:
+    async def __call__(
+        self, prompt: Prompt, *, num_samples: int, temperature: float, drafts: Drafts | None = None
+    ) -> list[Sample]:
         """One sample for each of `num_samples` trajectories.
 
         Raises EngineError if a sample was aborted: it stopped for a reason of ours and not of the model's, so the
-        group must be sampled again as a whole.
+        group must be sampled again, from its drafts where it has some.
         """
         tokens = self._renderer.encode_prompt(prompt)
-        completions = await self._http.generate(
-            tokens,
-            num_samples=num_samples,
-            temperature=temperature,
-            max_new_tokens=self._max_new_tokens,
-            stop_token_ids=self._stop_token_ids,
-        )
+        if drafts is not None and self._segment_tokens < self._max_new_tokens:
+            return await self._in_parts(tokens, num_samples, temperature, drafts)
+        completions = await self._generate(tokens, num_samples, temperature, self._max_new_tokens)
         num_aborted = sum(c.finish == Finish.ABORT for c in completions)
         if num_aborted:
             raise EngineError(
                 f"{self._http.address.name} aborted {num_aborted} of {num_samples} samples of prompt {prompt.index}"
             )
         return [self._sample(i, tokens, completion, temperature) for i, completion in enumerate(completions)]
+
+    async def _in_parts(self, prompt: list[int], num_samples: int, temperature: float, drafts: Drafts) -> list[Sample]:
+        """Every sample by itself, from where its parts end; one that fails lets the others come to their ends."""
+        earlier = by_sample(await drafts.segments(), num_samples)
+        tasks = [self._finish(i, prompt, parts, temperature, drafts) for i, parts in enumerate(earlier)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if isinstance(result, Sample)]
+
+    async def _finish(
+        self, index: int, prompt: list[int], parts: list[Segment], temperature: float, drafts: Drafts
+    ) -> Sample:
+        while not parts or parts[-1].finish is None:
+            tokens = [*map(int, np.concatenate([part.tokens for part in parts]))] if parts else prompt
+            left = self._max_new_tokens - (len(tokens) - len(prompt))
+            limit = min(self._segment_tokens, left)
+            [completion] = await self._generate(tokens, 1, temperature, limit)
+            part = self._part(index, tokens, completion, temperature, is_first=not parts, is_last=limit == left)
+            if part.num_tokens or part.finish is not None:
+                await drafts.extend(part)
+                parts.append(part)
+            if completion.finish is Finish.ABORT:
+                raise EngineError(f"{self._http.address.name} aborted sample {index} after {len(tokens)} tokens")
+        written = np.concatenate([part.tokens for part in parts])[len(prompt) :]
+        return join(parts, text=self._renderer.decode(written))
+
+    def _part(
+        self,
+        index: int,
+        before: list[int],
+        completion: Completion,
+        temperature: float,
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> Segment:
+        """What a completion adds to the tokens before it; the first part begins with the prompt."""
+        num_read = len(before) if is_first else 0
+        start = len(before) - num_read
+        written = len(completion.tokens)
+        goes_on = completion.finish is Finish.ABORT or (completion.finish is Finish.LENGTH and not is_last)
+        return Segment(
+            index=index,
+            start=start,
+            tokens=np.concatenate([np.array(before[start:], dtype=np.int32), completion.tokens]),
+            loss_mask=np.arange(num_read + written) >= num_read,
+            logprobs=np.concatenate([np.zeros(num_read, dtype=np.float32), completion.logprobs]),
+            versions=tuple(Span(s.version, s.start - start, s.end - start) for s in completion.versions),
+            temperature=temperature,
+            finish=None if goes_on else completion.finish,
+        )
+
+    async def _generate(
+        self, tokens: list[int], num_samples: int, temperature: float, max_new_tokens: int
+    ) -> list[Completion]:
+        return await self._http.generate(
+            tokens,
+            num_samples=num_samples,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=self._stop_token_ids,
+        )
 
     def _sample(self, index: int, prompt: list[int], completion: Completion, temperature: float) -> Sample:
         zeros = np.zeros(len(prompt), dtype=np.float32)

@@ -111,6 +111,8 @@ class LoopConfig(Section):
     """How many versions a trained token may be behind the trainer; 0 is synchronous."""
     placement: Literal["colocated", "split"] | None = None
     """`colocated` shares devices and needs `max_lag` 0; by default it follows `max_lag`."""
+    on_straggler: Literal["wait", "requeue", "mask"] = "wait"
+    """What becomes of a group that is not finished when due: `requeue` starts it again, `mask` trains it later."""
     drop_equal_rewards: bool = False
     """Drop and count groups whose rewards are all equal, and sample others instead."""
     stop_at_score: float | None = None
@@ -144,6 +146,10 @@ class RolloutConfig(Section):
     """Processes that generate and score groups."""
     max_concurrent_episodes: PositiveInt | None = None
     """Groups that one worker generates at a time; by default all slots."""
+    segment_tokens: PositiveInt | None = 1024
+    """Longer answers are generated in parts of so many tokens, each durable before the next: what a crash can cost."""
+    oversample: Annotated[float, Field(ge=1.0)] = 1.0
+    """Generate so many times the groups of a step and train the first that finish; the others' prompts come again."""
     router_policy: Literal["round_robin", "power_of_two", "cache_aware", "random"] = "round_robin"
     """How the router spreads requests."""
     transport: Literal["tensor", "disk"] = "tensor"
@@ -300,6 +306,8 @@ def _check_loop(config: Config) -> None:
 def _check_without_effect(config: Config) -> None:
     """An option that would change nothing is a mistake, and is told as one."""
     data, objective, evaluation = config.data, config.objective, config.evaluation
+    if config.loop.on_straggler != "wait" and config.loop.max_lag == 0:
+        raise ConfigError("loop.on_straggler", "has no effect when loop.max_lag is 0", config.loop.on_straggler)
     if data.system_prompt is not None and data.template == "none":
         raise ConfigError("data.system_prompt", "has no effect when data.template is none", data.system_prompt)
     if objective.correction_cap != ObjectiveConfig().correction_cap and objective.correction == "none":

@@ -99,10 +99,24 @@ class Trainer(Protocol):
         ...
 
 
-class Program(Protocol):
-    """What turns a prompt into samples, `num_samples` trajectories of it."""
+class Drafts(Protocol):
+    """The durable parts of one group's samples, as the program sees them that generates it."""
 
-    async def __call__(self, prompt: Prompt, *, num_samples: int, temperature: float) -> list[Sample]: ...
+    async def segments(self) -> list[Segment]:
+        """Those that earlier attempts left, in the order in which they came."""
+        ...
+
+    async def extend(self, segment: Segment) -> None:
+        """Make the next part of a sample durable; raises FencedError once the group is another holder's."""
+        ...
+
+
+class Program(Protocol):
+    """What turns a prompt into samples, `num_samples` trajectories of it; long ones are kept in `drafts` on the way."""
+
+    async def __call__(
+        self, prompt: Prompt, *, num_samples: int, temperature: float, drafts: Drafts | None = None
+    ) -> list[Sample]: ...
 
 
 class Reward(Protocol):

@@ -10,12 +10,12 @@ import asyncio
 import logging
 from asyncio import TaskGroup
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slime_rl.config import LoopConfig
 from slime_rl.errors import EngineError, FencedError, RewardError
-from slime_rl.interfaces import Program, Reward, Slots, Steps, Trainer
-from slime_rl.types import Assignment, Prompt, Reservation, Sample, StepReport, Version
+from slime_rl.interfaces import Partials, Program, Reward, Slots, Steps, Trainer
+from slime_rl.types import Assignment, Prompt, Reservation, Sample, Segment, StepReport, Version
 
 NUM_RESERVERS = 16  # calls that wait for the store's disk at the same time
 log = logging.getLogger(__name__)
@@ -23,15 +23,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What generates and scores groups, in one rollout worker."""
+    """What generates and scores groups, in one rollout worker; `running` are those under way, by id."""
 
     name: str
     config: LoopConfig
     prompts: Sequence[Prompt]
     slots: Slots
+    partials: Partials
     program: Program
     reward: Reward
     episodes: asyncio.Semaphore
+    running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDrafts:
+    """The durable parts of the group of one reservation; implements interfaces.Drafts."""
+
+    partials: Partials
+    reservation: Reservation
+
+    async def segments(self) -> list[Segment]:
+        return await self.partials.segments(self.reservation) if self.reservation.continued else []
+
+    async def extend(self, segment: Segment) -> None:
+        await self.partials.extend(self.reservation, segment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +75,7 @@ async def admit(worker: Worker, groups: TaskGroup) -> None:
     """Start one group after another in `groups` until no prompt remains; an episode is free before a slot is taken."""
     await worker.episodes.acquire()
     while (reservation := await worker.slots.reserve(worker.name)) is not None:
-        groups.create_task(generate(worker, reservation))
+        worker.running[reservation.id] = groups.create_task(generate(worker, reservation))
         await worker.episodes.acquire()
     worker.episodes.release()
 
@@ -69,7 +85,12 @@ async def generate(worker: Worker, reservation: Reservation) -> None:
     try:
         prompt = worker.prompts[reservation.prompt_index]
         num_samples = worker.config.samples_per_prompt
-        samples = await worker.program(prompt, num_samples=num_samples, temperature=reservation.temperature)
+        samples = await worker.program(
+            prompt,
+            num_samples=num_samples,
+            temperature=reservation.temperature,
+            drafts=GroupDrafts(worker.partials, reservation),
+        )
         await hand_in(worker, reservation, await worker.reward(prompt, samples))
     except (EngineError, RewardError) as fault:
         log.warning("group %d, attempt %d: %s", reservation.id, reservation.attempt, fault)
@@ -77,6 +98,8 @@ async def generate(worker: Worker, reservation: Reservation) -> None:
     except FencedError as lost:
         log.warning("group %d went to another holder: %s", reservation.id, lost)
     finally:
+        if worker.running.get(reservation.id) is asyncio.current_task():
+            del worker.running[reservation.id]
         worker.episodes.release()
 
 
@@ -89,10 +112,14 @@ async def hand_in(worker: Worker, reservation: Reservation, samples: Sequence[Sa
 
 
 async def keep_leases(worker: Worker) -> None:
-    """Renew the worker's leases three times in their length."""
+    """Renew the worker's leases three times in their length, and end the work on groups that it has lost."""
     while True:
         await asyncio.sleep(worker.config.lease_s / 3)
-        await worker.slots.heartbeat(worker.name)
+        running = dict(worker.running)
+        held = await worker.slots.heartbeat(worker.name)
+        for id in running.keys() - held:
+            if running[id].cancel():
+                log.warning("group %d is no longer held: its generation is cancelled", id)
 
 
 async def begin(driver: Driver) -> Version:

@@ -116,8 +116,7 @@ class Segment:
     """A part of a sample, made durable while the rest is being generated.
 
     `index` is the sample's, `start` the place of the part's first token in it; the arrays are as a sample's, of the
-    part's length T, and `versions` count from the beginning of the part. `finish` and `text`, the whole sample's, are
-    set on its last part.
+    part's length T, and `versions` count from the beginning of the part. `finish` is set on a sample's last part.
     """
 
     index: int
@@ -128,7 +127,6 @@ class Segment:
     versions: tuple[Span, ...]
     temperature: float
     finish: Finish | None = None
-    text: str = ""
 
     def __post_init__(self) -> None:
         _check_aligned(self.tokens, self.loss_mask, self.logprobs, self.versions)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from slime_rl.config import ObjectiveConfig
 from slime_rl.errors import TrainerError
 from slime_rl.trainer.objective import group_advantages
-from slime_rl.trainer.packing import TrainedSample
+from slime_rl.trainer.packing import TrainedSample, token_versions
 from slime_rl.trainer.report import Totals
-from slime_rl.types import Finish, Group
+from slime_rl.types import Finish, Group, Sample, Version
 
 
 def trained_samples(groups: Sequence[Group], objective: ObjectiveConfig) -> list[TrainedSample]:
@@ -35,6 +37,16 @@ def trained_samples(groups: Sequence[Group], objective: ObjectiveConfig) -> list
         TrainedSample(sample=sample, group=group, advantage=advantage)
         for (group, sample), advantage in zip(samples, advantages, strict=True)
     ]
+
+
+def without_stale(samples: Sequence[TrainedSample], *, oldest: Version) -> list[TrainedSample]:
+    """The samples with every token out of the loss that a version before `oldest` produced."""
+    return [replace(item, sample=_without_stale(item.sample, oldest)) for item in samples]
+
+
+def _without_stale(sample: Sample, oldest: Version) -> Sample:
+    mask = sample.loss_mask & (token_versions(sample) >= oldest)
+    return replace(sample, loss_mask=mask, logprobs=np.where(mask, sample.logprobs, np.float32(0)))
 
 
 def group_totals(groups: Sequence[Group]) -> Totals:

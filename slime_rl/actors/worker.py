@@ -83,9 +83,15 @@ class WorkerActor:
                 config=config.loop,
                 prompts=self._prompts,
                 slots=buffer,
-                program=SingleTurn(http=self._http, renderer=self._renderer, sampling=config.sampling),
+                partials=buffer,
+                program=SingleTurn(
+                    http=self._http,
+                    renderer=self._renderer,
+                    sampling=config.sampling,
+                    segment_tokens=config.rollout.segment_tokens,
+                ),
                 reward=self._reward,
-                episodes=asyncio.Semaphore(config.rollout.max_concurrent_episodes or config.loop.slots),
+                episodes=asyncio.Semaphore(config.rollout.max_concurrent_episodes or pacing.slots),
             )
         )
 

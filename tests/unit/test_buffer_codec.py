@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_rl.buffer.codec import decode, encode
+from slime_rl.buffer.codec import decode, decode_segment, encode, encode_segment
 from slime_rl.errors import CodecError
-from slime_rl.types import Finish, Group, Sample, Span, Version
+from slime_rl.types import Finish, Group, Sample, Segment, Span, Version
 
 LONG_TEXT = st.text(st.characters(), max_size=20)  # with surrogates: what a broken tokenizer may decode to
 
@@ -133,3 +133,26 @@ def test_a_payload_is_close_to_the_raw_size_of_its_arrays():
     )
     group = Group(id=0, prompt_index=0, attempt=1, samples=(sample,) * 8)
     assert len(encode(group)) < 1.15 * 8 * 4096 * 9
+
+
+@given(samples(), st.integers(0, 2**40), st.none() | st.sampled_from(Finish))
+def test_a_segment_comes_back_as_it_was(sample, start, finish):
+    segment = Segment(
+        index=sample.trajectory,
+        start=start,
+        tokens=sample.tokens,
+        loss_mask=sample.loss_mask,
+        logprobs=sample.logprobs,
+        versions=sample.versions,
+        temperature=sample.temperature,
+        finish=finish,
+    )
+    found = decode_segment(encode_segment(segment), key="key")
+    for name in Segment.__dataclass_fields__:
+        ours, theirs = getattr(segment, name), getattr(found, name)
+        assert ours.tobytes() == theirs.tobytes() if isinstance(ours, np.ndarray) else ours == theirs
+
+
+def test_a_group_is_no_segment(payload):
+    with pytest.raises(CodecError, match=r"^key: not ours"):
+        decode_segment(payload, key="key")

@@ -13,7 +13,7 @@ from slime_rl.buffer.pacing import Pacing
 from slime_rl.config import LoopConfig
 from slime_rl.errors import DropError, EngineError, RewardError, TrainerError
 from slime_rl.loop import Driver, Worker, begin, consume, produce
-from slime_rl.types import Finish, Prompt, Sample, Span, StepReport, Version
+from slime_rl.types import Finish, Prompt, Sample, Segment, Span, StepReport, Version
 
 NUM_PROMPTS = 7
 
@@ -31,7 +31,7 @@ class Engines:
         for _ in range(self.random.randrange(20)):
             await asyncio.sleep(0)
 
-    async def __call__(self, prompt: Prompt, *, num_samples: int, temperature: float) -> list[Sample]:
+    async def __call__(self, prompt: Prompt, *, num_samples: int, temperature: float, drafts=None) -> list[Sample]:
         before = self.version
         await self.pass_time()
         if self.faults and self.random.random() < 0.2:
@@ -124,6 +124,7 @@ def make_run(
         config=config,
         prompts=[Prompt(index=i, text=str(i)) for i in range(NUM_PROMPTS)],
         slots=buffer,
+        partials=buffer,
         program=engines,
         reward=reward,
         episodes=asyncio.Semaphore(8),
@@ -250,3 +251,53 @@ async def test_the_observer_ends_a_run_early():
     worker, driver, buffer, _, trainer = make_run(observe=reached, steps=50)
     assert await run_to_the_end(worker, driver, buffer) == 3
     assert trainer.saved == [2, 3]
+
+
+async def test_a_group_that_was_lost_is_not_generated_to_its_end():
+    worker, _, buffer, _, _ = make_run(max_lag=0, lease_s=0.03)
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(prompt, *, num_samples, temperature, drafts=None):
+        began.set()
+        try:
+            await asyncio.sleep(3600.0)
+        finally:
+            ended.set()
+
+    production = asyncio.create_task(produce(replace(worker, program=endless)))
+    await began.wait()
+    held = next(iter(buffer.state.groups.values()))
+    buffer.state.run("release", 1, 0, held.id, held.attempt, "lost", 0)
+    async with asyncio.timeout(5):
+        await ended.wait()
+    production.cancel()
+
+
+async def test_another_attempt_continues_from_the_drafts_of_the_one_that_failed():
+    worker, driver, buffer, engines, trainer = make_run(steps=2, max_lag=0)
+    continued = []
+
+    async def in_two_parts(prompt, *, num_samples, temperature, drafts):
+        parts = await drafts.segments()
+        if not parts:
+            await drafts.extend(part_of(prompt))
+            raise EngineError("the engine died")
+        continued.append([part.tokens.tolist() for part in parts])
+        return await engines(prompt, num_samples=num_samples, temperature=temperature)
+
+    await run_to_the_end(replace(worker, program=in_two_parts), driver, buffer)
+    assert len(trainer.trained) == 2
+    assert continued == [[[7, 8]]] * 4
+    assert (await buffer.status()).requeued == {"EngineError": 4}
+
+
+def part_of(prompt: Prompt) -> Segment:
+    return Segment(
+        index=0,
+        start=0,
+        tokens=np.array([7, 8], np.int32),
+        loss_mask=np.array([False, True]),
+        logprobs=np.zeros(2, np.float32),
+        versions=(Span(Version(0), 1, 2),),
+        temperature=1.0,
+    )

@@ -81,6 +81,113 @@ async def test_one_aborted_sample_fails_its_group():
         await program_of(http)(Prompt(index=4, text="x"), num_samples=3, temperature=1.0)
 
 
+class FakeDrafts:
+    """Keeps the parts of samples in memory, after letting others run."""
+
+    def __init__(self, earlier=()):
+        self.kept = list(earlier)
+
+    async def segments(self):
+        await asyncio.sleep(0)
+        return list(self.kept)
+
+    async def extend(self, segment):
+        await asyncio.sleep(0)
+        self.kept.append(segment)
+
+
+class CountingHttp(FakeHttp):
+    """Writes the number of tokens before each token, up to 9 in all; may die or abort in the middle."""
+
+    def __init__(self, *, fails_after=None, aborts_after=None):
+        super().__init__()
+        self.fails_after, self.aborts_after = fails_after, aborts_after
+        self.num_written = 0
+
+    async def generate(self, prompt, *, num_samples, max_new_tokens, **settings):
+        await asyncio.sleep(0)
+        assert num_samples == 1
+        if self.num_written == self.fails_after:
+            self.fails_after = None
+            raise EngineError("engine 0 died")
+        written = list(range(len(prompt), min(len(prompt) + max_new_tokens, 9)))
+        finish = Finish.LENGTH if len(written) == max_new_tokens else Finish.STOP
+        if self.num_written == self.aborts_after:
+            written, finish = written[:1], Finish.ABORT
+        self.num_written += len(written)
+        return [
+            Completion(
+                tokens=np.array(written, dtype=np.int32),
+                logprobs=np.array(written, dtype=np.float32),
+                versions=(Span(Version(len(prompt) // 4), len(prompt), len(prompt) + len(written)),),
+                finish=finish,
+            )
+        ]
+
+
+def in_parts(http, **sampling):
+    return SingleTurn(http=http, renderer=FakeRendering(), sampling=SamplingConfig(**sampling), segment_tokens=2)
+
+
+async def test_a_long_answer_is_sampled_in_durable_parts():
+    drafts = FakeDrafts()
+    [sample] = await in_parts(CountingHttp())(Prompt(index=0, text="xy"), num_samples=1, temperature=0.7, drafts=drafts)
+    assert sample.tokens.tolist() == [120, 121, 2, 3, 4, 5, 6, 7, 8]
+    assert sample.loss_mask.tolist() == [False] * 2 + [True] * 7
+    assert sample.logprobs.tolist() == [0.0, 0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert sample.versions == (Span(Version(0), 2, 4), Span(Version(1), 4, 8), Span(Version(2), 8, 9))
+    assert (sample.finish, sample.text, sample.temperature) == (Finish.STOP, "", 0.7)
+    assert [(part.start, part.num_tokens, part.finish) for part in drafts.kept] == [
+        (0, 4, None), (4, 2, None), (6, 2, None), (8, 1, Finish.STOP),
+    ]  # fmt: skip
+
+
+async def test_an_answer_as_long_as_allowed_ends_by_its_length():
+    drafts = FakeDrafts()
+    [sample] = await in_parts(CountingHttp(), max_new_tokens=3)(
+        Prompt(index=0, text="xy"), num_samples=1, temperature=0.7, drafts=drafts
+    )
+    assert (sample.tokens.tolist()[2:], sample.finish) == ([2, 3, 4], Finish.LENGTH)
+    assert [part.finish for part in drafts.kept] == [None, Finish.LENGTH]
+
+
+async def test_what_an_engine_leaves_as_it_dies_is_not_sampled_again():
+    drafts, prompt = FakeDrafts(), Prompt(index=0, text="xy")
+    with pytest.raises(EngineError, match="engine 0 died"):
+        await in_parts(CountingHttp(fails_after=4))(prompt, num_samples=1, temperature=0.7, drafts=drafts)
+    http = CountingHttp()
+    [sample] = await in_parts(http)(prompt, num_samples=1, temperature=0.7, drafts=drafts)
+    assert sample.tokens.tolist()[2:] == [2, 3, 4, 5, 6, 7, 8]
+    assert http.num_written == 3
+
+
+async def test_what_an_aborted_request_returned_is_kept():
+    drafts, prompt = FakeDrafts(), Prompt(index=0, text="xy")
+    with pytest.raises(EngineError, match="engine 0 aborted sample 0 after 4 tokens"):
+        await in_parts(CountingHttp(aborts_after=2))(prompt, num_samples=1, temperature=0.7, drafts=drafts)
+    http = CountingHttp()
+    [sample] = await in_parts(http)(prompt, num_samples=1, temperature=0.7, drafts=drafts)
+    assert (sample.tokens.tolist()[2:], http.num_written) == ([2, 3, 4, 5, 6, 7, 8], 4)
+
+
+async def test_a_finished_sample_is_not_asked_for_again():
+    drafts, prompt = FakeDrafts(), Prompt(index=0, text="xy")
+    await in_parts(CountingHttp())(prompt, num_samples=1, temperature=0.7, drafts=drafts)
+    http = CountingHttp()
+    first, second = await in_parts(http)(prompt, num_samples=2, temperature=0.7, drafts=drafts)
+    assert (first.tokens.tolist(), first.index, second.index) == (second.tokens.tolist(), 0, 1)
+    assert http.num_written == 7
+
+
+async def test_a_sample_that_fails_lets_the_others_come_to_their_ends():
+    drafts = FakeDrafts()
+    with pytest.raises(EngineError):
+        await in_parts(CountingHttp(fails_after=12))(
+            Prompt(index=0, text="xy"), num_samples=2, temperature=0.7, drafts=drafts
+        )
+    assert [part.index for part in drafts.kept if part.finish is not None] == [1]
+
+
 async def score_by_index(prompt, samples):
     """Right for even prompts."""
     return [with_reward(s, float(prompt.index % 2 == 0)) for s in samples]
@@ -119,7 +226,7 @@ async def test_a_prompt_that_meets_a_passing_fault_of_engine_or_reward_is_sample
         left[prompt.index] = left.get(prompt.index, 0) - 1
         return left[prompt.index] >= 0
 
-    async def program(prompt, *, num_samples, temperature):
+    async def program(prompt, *, num_samples, temperature, drafts=None):
         if count_down(faults, prompt):
             raise EngineError("no answer")
         return await program_of(http)(prompt, num_samples=num_samples, temperature=temperature)

@@ -1,6 +1,7 @@
 """From groups to samples with advantages, and the totals that are reported."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from slime_rl.config import ObjectiveConfig
 from slime_rl.errors import TrainerError
 from slime_rl.trainer.report import Totals
-from slime_rl.trainer.samples import group_totals, trained_samples
+from slime_rl.trainer.samples import group_totals, trained_samples, without_stale
 from slime_rl.types import Finish, Group, Sample, Span, Version
 
 GRPO, SFT = ObjectiveConfig(), ObjectiveConfig(loss="sft")
@@ -35,6 +36,20 @@ def group(id, *rewards, trajectories=None):
 def test_each_sample_has_the_advantage_in_its_own_group():
     found = trained_samples([group(3, 1.0, 0.0), group(5, 7.0, 7.0, 1.0)], GRPO)
     assert [(item.group, item.advantage) for item in found] == [(3, 0.5), (3, -0.5), (5, 2.0), (5, 2.0), (5, -4.0)]
+
+
+def test_tokens_before_the_bound_leave_the_loss():
+    [first, *_] = trained_samples([group(3, 1.0, 0.0)], GRPO)
+    mixed = replace(first.sample, versions=(Span(Version(4), 0, 3), Span(Version(5), 3, 4)), logprobs=-np.ones(4, "f4"))
+    items = [replace(first, sample=mixed)]
+    [kept] = without_stale(items, oldest=Version(4))
+    assert kept.sample.loss_mask.tolist() == [False, False, True, True]
+    [cut] = without_stale(items, oldest=Version(5))
+    assert cut.sample.loss_mask.tolist() == [False, False, False, True]
+    assert cut.sample.logprobs.tolist() == [0.0, 0.0, 0.0, -1.0]
+    assert (cut.advantage, cut.sample.num_trained) == (first.advantage, 1)
+    [none] = without_stale(items, oldest=Version(6))
+    assert none.sample.num_trained == 0
 
 
 def test_supervised_samples_need_no_reward():
