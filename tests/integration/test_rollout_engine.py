@@ -70,6 +70,43 @@ async def test_one_request_brings_a_whole_group_of_different_samples(http, rende
         assert one.finish in (Finish.STOP, Finish.LENGTH)
 
 
+class Drafts:
+    """Keeps so many parts of samples, then none any more."""
+
+    def __init__(self, limit):
+        self.limit, self.kept = limit, []
+
+    async def segments(self):
+        return list(self.kept)
+
+    async def extend(self, segment):
+        if len(self.kept) == self.limit:
+            raise EngineError("the worker was cut off")
+        self.kept.append(segment)
+
+
+async def test_a_long_answer_goes_on_from_its_durable_parts_as_if_it_had_never_been_cut(
+    http, renderer, publisher, new_weights
+):
+    weights = new_weights()
+    await publisher().publish(weights.version, weights.tensors())
+    program = SingleTurn(http=http, renderer=renderer, sampling=SamplingConfig(max_new_tokens=40), segment_tokens=16)
+    prompt = Prompt(index=3, text="1+2=")
+    drafts = Drafts(3)
+    with pytest.raises(EngineError, match="cut off"):
+        await program(prompt, num_samples=2, temperature=1.0, drafts=drafts)
+    before = {(part.index, part.start): part.tokens.tolist() for part in drafts.kept}
+    drafts.limit = 100
+    samples = await program(prompt, num_samples=2, temperature=1.0, drafts=drafts)
+    for (index, start), tokens in before.items():
+        assert samples[index].tokens[start : start + len(tokens)].tolist() == tokens
+    offset = len(renderer.encode_prompt(prompt))
+    for one in samples:
+        expected = weights.logprobs(one.tokens.tolist(), 1.0)[offset - 1 :]
+        assert np.abs(one.logprobs[offset:] - expected).max() < LOGPROB_TOLERANCE
+        assert {span.version for span in one.versions} == {weights.version}
+
+
 async def test_a_sample_ends_with_the_stop_token(http):
     every_token = range(100)
     for completion in await sample(http, stop_token_ids=every_token):

@@ -139,7 +139,8 @@ def check_export(folder: Path) -> None:
 
 def test_an_asynchronous_run_is_stale_but_never_beyond_the_bound(config):
     config["loop"] |= {"steps": 8, "max_lag": 2}
-    completed(config, "rollout.num_engines=2", "rollout.num_workers=2", "rollout.transport=disk", "checkpoint.every=8")
+    config["rollout"] |= {"num_engines": 2, "num_workers": 2, "transport": "disk", "segment_tokens": 2}
+    completed(config, "checkpoint.every=8")
     lags = [row["lag_max"] for row in metrics_of(config)]
     assert len(lags) == 8
     assert max(lags) <= 2
