@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -113,7 +114,6 @@ class GroupBuffer(ABC):
         return Snapshot(
             run_id=self.pacing.run_id,
             version=version,
-            incarnation=self._incarnation,
             sequence=reply["sequence"],
             issued=reply["issued"],
             taken=reply["taken"],
@@ -190,11 +190,16 @@ class GroupBuffer(ABC):
         """The reply of a function, unless this object's time is over or the server has lost what it knew."""
         reply = await self._run(name, self._incarnation, self._seen, *args)
         if reply["verdict"] == "superseded":
-            raise superseded(self.pacing.run_id, ours=self._incarnation, now=reply["incarnation"])
+            raise superseded(self.pacing.run_id)
         if reply["verdict"] == "behind":
             raise behind(self.pacing.run_id, seen=self._seen, found=reply["sequence"])
         self._seen = max(self._seen, reply["sequence"])
         return reply
+
+
+def draw_incarnation() -> int:
+    """A number that no other incarnation of the run has."""
+    return secrets.randbits(48)
 
 
 def _size(id: int, num_samples: int, num_tokens: int, oldest: int) -> AssignedGroup:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_rl.buffer.group_buffer import draw_incarnation
 from slime_rl.buffer.snapshot import Snapshot
 
 LEASE_EXPIRED = "lease expired"
@@ -50,7 +51,7 @@ class MemoryState:
     def __init__(self, limits: Mapping[str, int | float], clock: Callable[[], float]) -> None:
         self.limits = limits
         self.groups: dict[int, _Group] = {}
-        self.incarnation = 1
+        self.incarnation = draw_incarnation()
         self.sequence = 1
         self.changes = 1
         self._clock = clock
@@ -64,10 +65,10 @@ class MemoryState:
 
     def run(self, name: str, incarnation: int, seen: int, *args: Any) -> dict[str, Any]:
         """The reply of a function, as lua/state.lua begins each of them."""
+        if incarnation != self.incarnation:
+            return {"verdict": "superseded", "sequence": self.sequence}
         if self.sequence < seen:
             return {"verdict": "behind", "sequence": self.sequence}
-        if incarnation != self.incarnation:
-            return {"verdict": "superseded", "incarnation": self.incarnation, "sequence": self.sequence}
         verdict, fields = getattr(self, f"_{name}")(*args)
         return fields | {"verdict": verdict, "sequence": self.sequence}
 
@@ -76,7 +77,7 @@ class MemoryState:
         if self.sequence < sequence or self._next_step < version or self._committed_steps > version:
             return False
         self._forget_steps(version)
-        self.incarnation += 1
+        self.incarnation = draw_incarnation()
         self._version, self._closed = version, False
         self._replay_until = max(version, self._next_step - 1)
         for group in self._in("reserved"):
@@ -87,7 +88,7 @@ class MemoryState:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Begin a new incarnation from a snapshot alone (lua/restore.lua)."""
-        self.incarnation = max(self.incarnation, snapshot.incarnation) + 1
+        self.incarnation = draw_incarnation()
         self.sequence = max(self.sequence, snapshot.sequence) + 1
         self.groups = {id: _Group(id) for id in snapshot.open}
         self._steps, self._closed, self._finished = {}, False, 0

@@ -16,7 +16,7 @@ import redis.asyncio
 from slime_rl.buffer.calls import Calls
 from slime_rl.buffer.codec import decode_segment
 from slime_rl.buffer.connection import connect, named_faults
-from slime_rl.buffer.group_buffer import GroupBuffer
+from slime_rl.buffer.group_buffer import GroupBuffer, draw_incarnation
 from slime_rl.buffer.keys import run_key, segments_key, stream_key
 from slime_rl.buffer.pacing import FROZEN, Pacing
 from slime_rl.buffer.snapshot import Snapshot
@@ -88,12 +88,11 @@ class RedisBuffer(GroupBuffer):
         return [decode_segment(part, key=key) for part in found]
 
     async def _create(self) -> None:
-        reply = await self._run("create", *NO_INCARNATION, *self._claims)
+        reply = await self._run("create", *NO_INCARNATION, *self._claim())
         if reply["verdict"] == "exists":
             raise RunFolderError(
                 f"run {self.pacing.run_id!r} is in use at {without_credentials(self._url)}: resume it or name another"
             )
-        self._incarnation = reply["incarnation"]
 
     async def _attach(self) -> None:
         reply = await self._run("attach", *NO_INCARNATION)
@@ -111,7 +110,7 @@ class RedisBuffer(GroupBuffer):
         reply = await self._run("attach", *NO_INCARNATION)
         if reply["verdict"] == "attached":
             self._check_frozen(json.loads(reply["pacing"]))
-        claims = self._claims
+        claims = self._claim()
         reply = await self._run("rollback", *NO_INCARNATION, snapshot.version, snapshot.sequence, *claims)
         why = {
             "missing": "the server knows nothing of the run",
@@ -126,8 +125,7 @@ class RedisBuffer(GroupBuffer):
                 snapshot.version,
             )
             packed = msgpack.packb(dataclasses.asdict(snapshot))
-            reply = await self._run("restore", *NO_INCARNATION, snapshot.version, packed, *claims)
-        self._incarnation = reply["incarnation"]
+            await self._run("restore", *NO_INCARNATION, snapshot.version, packed, *claims)
 
     def _check_frozen(self, stored: dict[str, Any]) -> None:
         ours = dataclasses.asdict(self.pacing)
@@ -135,11 +133,11 @@ class RedisBuffer(GroupBuffer):
             if stored.get(name) != ours[name]:
                 raise ConfigError(path, f"must stay as the run began, with {name} {stored.get(name)!r}", ours[name])
 
-    @property
-    def _claims(self) -> list[Any]:
-        """The pacing, and what the functions go by, as `create`, `rollback` and `restore` take them."""
+    def _claim(self) -> list[Any]:
+        """A new incarnation, the pacing and the limits, as `create`, `rollback` and `restore` take them."""
+        self._incarnation = draw_incarnation()
         limits = [part for pair in self.pacing.limits.items() for part in pair]
-        return [json.dumps(dataclasses.asdict(self.pacing)), *limits]
+        return [self._incarnation, json.dumps(dataclasses.asdict(self.pacing)), *limits]
 
     async def _run(self, name: str, *args: Any) -> dict[str, Any]:
         with named_faults(self._url):

@@ -15,9 +15,9 @@ def fenced(reservation: Reservation, *, now: str) -> FencedError:
     )
 
 
-def superseded(run_id: str, *, ours: int, now: int) -> FencedError:
+def superseded(run_id: str) -> FencedError:
     """The run was resumed since."""
-    return FencedError(f"run {run_id!r} was resumed: this process belongs to its incarnation {ours}, it is in {now}")
+    return FencedError(f"run {run_id!r} was resumed since this process joined it, and goes on without it")
 
 
 def behind(run_id: str, *, seen: int, found: int) -> StoreError:

@@ -28,7 +28,6 @@ class Snapshot:
 
     run_id: str
     version: Version
-    incarnation: int
     sequence: int
     issued: int
     taken: int

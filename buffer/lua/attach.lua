@@ -1,7 +1,7 @@
 -- What a process must know to join a run.
 --
 -- KEYS[1] run.
--- ARGV    incarnation (-1), seen
+-- ARGV    -1, seen
 -- Returns {attached, incarnation, pacing}, or {missing} if there is no such run.
 
 local pacing = redis.call('HGET', run, 'pacing')

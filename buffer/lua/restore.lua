@@ -2,12 +2,11 @@
 -- prompts that the snapshot knows as issued and not trained are tried again.
 --
 -- KEYS[1] run: everything; deletes every key of the run and writes requeued, dropped, requeued_by, lags.
--- ARGV    incarnation (-1), seen, version, snapshot (msgpack: sequence, incarnation, issued, taken, open, dropped,
---         requeued_by, lags), pacing, then the limits as field, value ...
--- Returns {restored, incarnation}.
+-- ARGV    -1, seen, version, snapshot (msgpack: sequence, issued, taken, open, dropped, requeued_by, lags), the new
+--         incarnation, pacing, then the limits as field, value ...
+-- Returns {restored}.
 
 local version, snapshot = tonumber(arguments[1]), cmsgpack.unpack(arguments[2])
-local incarnation = math.max(counter('incarnation'), snapshot.incarnation) + 1
 local sequence = math.max(counter('sequence'), snapshot.sequence) + 1
 local changes = counter('changes')
 
@@ -34,9 +33,9 @@ for _, name in ipairs({'reserved', 'kept', 'unfinished', 'filled', 'ready', 'req
 end
 redis.call('DEL', run)
 
-redis.call('HSET', run, 'pacing', arguments[3], 'incarnation', incarnation, 'sequence', sequence, 'changes', changes,
+redis.call('HSET', run, 'incarnation', arguments[3], 'pacing', arguments[4], 'sequence', sequence, 'changes', changes,
   'version', version, 'next_step', version, 'committed_steps', version, 'replay_until', version, 'closed', 0,
-  'issued', snapshot.issued, 'taken', snapshot.taken, 'committed', snapshot.taken, unpack(arguments, 4))
+  'issued', snapshot.issued, 'taken', snapshot.taken, 'committed', snapshot.taken, unpack(arguments, 5))
 for _, id in ipairs(snapshot.open) do
   redis.call('ZADD', key('requeued'), id, id)
   redis.call('HSET', key('group:' .. id), 'state', 'requeued')
@@ -48,4 +47,4 @@ for name, counts in pairs({dropped = snapshot.dropped, requeued_by = snapshot.re
 end
 note()
 wake_all()
-return reply('restored', {incarnation = incarnation})
+return reply('restored')

@@ -2,9 +2,9 @@
 --
 -- KEYS[1] run: incarnation, version, unpublished, committed_steps, committed, replay_until, closed, the limits and the
 --         pacing; reads next_step, sequence; deletes as commit does; gives back what is reserved.
--- ARGV    incarnation (-1), seen, version, sequence (of the checkpoint's snapshot), pacing, then the limits as field,
---         value ...
--- Returns {rolled_back, incarnation, replay_until, ids: of steps the checkpoint holds, deleted now}, {missing} if there is
+-- ARGV    -1, seen, version, sequence (of the checkpoint's snapshot), the new incarnation, pacing, then the limits as
+--         field, value ...
+-- Returns {rolled_back, replay_until, ids: of steps the checkpoint holds, deleted now}, {missing} if there is
 --         no such run, {lost} if the server has forgotten what the snapshot knows of, {gone} if it has deleted the groups
 --         of steps that must be taken again.
 
@@ -33,10 +33,9 @@ for step = version, counter('next_step') - 1 do
   unpublished = unpublished + redis.call('LLEN', key('step:' .. step))
 end
 local time = redis.call('TIME')
-redis.call('HINCRBY', run, 'incarnation', 1)
-redis.call('HSET', run, 'pacing', arguments[3], 'closed', 0, 'version', version, 'committed_steps', version,
+redis.call('HSET', run, 'incarnation', arguments[3], 'pacing', arguments[4], 'closed', 0, 'version', version, 'committed_steps', version,
   'unpublished', unpublished, 'replay_until', math.max(version, counter('next_step') - 1),
-  'wall', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), unpack(arguments, 4))
+  'wall', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), unpack(arguments, 5))
 for _, id in ipairs(redis.call('ZRANGE', key('reserved'), 0, -1)) do
   unhold(id)
   if redis.call('EXISTS', key('progress:' .. id)) == 1 then
@@ -47,6 +46,4 @@ for _, id in ipairs(redis.call('ZRANGE', key('reserved'), 0, -1)) do
 end
 note()
 wake_all()
-return reply('rolled_back', {
-  incarnation = counter('incarnation'), replay_until = counter('replay_until'), ids = ids,
-})
+return reply('rolled_back', {replay_until = counter('replay_until'), ids = ids})

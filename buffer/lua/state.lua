@@ -28,8 +28,9 @@
 --   openings       stream  the last of these entries that can answer a `reserve`: wakes whoever waits for a slot
 --
 -- ARGV[1] is the incarnation that the caller belongs to and ARGV[2] the highest sequence that it has seen (-1 and 0
--- where it knows of none). A caller of an earlier incarnation is refused with {verdict = 'superseded'}, and a server
--- that has forgotten writes that the caller knows of with {verdict = 'behind'}. Every reply is a msgpack map.
+-- where it knows of none). Each resume begins an incarnation under a number drawn at random, since a server may have
+-- forgotten how many there were: a caller of another one is refused with {verdict = 'superseded'}, and a server that has
+-- forgotten writes that the caller knows of with {verdict = 'behind'}. Every reply is a msgpack map.
 
 local run = KEYS[1]
 local prefix = string.sub(run, 1, -4)
@@ -186,9 +187,9 @@ local function refusal(id, attempt)
 end
 
 if tonumber(ARGV[1]) >= 0 then
-  if counter('sequence') < tonumber(ARGV[2]) then
+  if redis.call('EXISTS', run) == 1 and counter('incarnation') ~= tonumber(ARGV[1]) then
+    return reply('superseded')
+  elseif counter('sequence') < tonumber(ARGV[2]) then
     return reply('behind')
-  elseif counter('incarnation') ~= tonumber(ARGV[1]) then
-    return reply('superseded', {incarnation = counter('incarnation')})
   end
 end

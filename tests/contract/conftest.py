@@ -1,6 +1,7 @@
 """One contract, two buffers: the one in memory and the one on a real server, which is started once a session."""
 
 import asyncio
+import functools
 import itertools
 import time
 from typing import cast
@@ -167,8 +168,16 @@ async def on_server(server_url):
 
 
 @pytest.fixture(params=["memory", "server"])
-async def harness(request):
-    harness = MemoryHarness() if request.param == "memory" else RedisHarness(request.getfixturevalue("server_url"))
+def make_harness(request):
+    """Makes harnesses of one kind."""
+    if request.param == "memory":
+        return MemoryHarness
+    return functools.partial(RedisHarness, request.getfixturevalue("server_url"))
+
+
+@pytest.fixture
+async def harness(make_harness):
+    harness = make_harness()
     yield harness
     await harness.close()
 

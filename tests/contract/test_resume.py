@@ -100,7 +100,7 @@ async def test_the_earlier_incarnation_can_do_nothing_any_more(harness, fill, se
         lambda: old.close_admission(),
     ]
     for call in calls:
-        with pytest.raises(FencedError, match="was resumed: this process belongs to its incarnation 1, it is in 2"):
+        with pytest.raises(FencedError, match="was resumed since this process joined it"):
             await call()
     assert await new.status() == before
 

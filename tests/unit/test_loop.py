@@ -267,7 +267,7 @@ async def test_a_group_that_was_lost_is_not_generated_to_its_end():
     production = asyncio.create_task(produce(replace(worker, program=endless)))
     await began.wait()
     held = next(iter(buffer.state.groups.values()))
-    buffer.state.run("release", 1, 0, held.id, held.attempt, "lost", 0)
+    buffer.state.run("release", buffer.state.incarnation, 0, held.id, held.attempt, "lost", 0)
     async with asyncio.timeout(5):
         await ended.wait()
     production.cancel()
