@@ -18,7 +18,7 @@ end
 
 -- First: only the first write of a function is refused by a server that is full.
 redis.call('SET', key('payload:' .. id), arguments[3])
-redis.call('HINCRBY', run, 'bytes', -tonumber(redis.call('HGET', group, 'bytes') or '0'))
+redis.call('HINCRBY', run, 'bytes', 0 - tonumber(redis.call('HGET', group, 'bytes') or '0'))
 redis.call('HDEL', group, 'bytes')
 redis.call('DEL', key('segments:' .. id), key('progress:' .. id))
 weigh(id, #arguments[3])

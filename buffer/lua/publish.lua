@@ -10,7 +10,7 @@ if version > counter('next_step') then
 end
 if version > counter('version') then
   for step = counter('version'), version - 1 do
-    redis.call('HINCRBY', run, 'unpublished', -redis.call('LLEN', key('step:' .. step)))
+    redis.call('HINCRBY', run, 'unpublished', 0 - redis.call('LLEN', key('step:' .. step)))
   end
   redis.call('HSET', run, 'version', version)
   note()

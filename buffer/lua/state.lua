@@ -108,7 +108,7 @@ end
 -- Delete what was generated of a group, whole or in part.
 local function discard(id)
   local group = key('group:' .. id)
-  redis.call('HINCRBY', run, 'bytes', -tonumber(redis.call('HGET', group, 'bytes') or '0'))
+  redis.call('HINCRBY', run, 'bytes', 0 - tonumber(redis.call('HGET', group, 'bytes') or '0'))
   redis.call('HDEL', group, 'bytes')
   redis.call('DEL', key('payload:' .. id), key('segments:' .. id), key('progress:' .. id))
 end

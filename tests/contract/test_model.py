@@ -5,6 +5,7 @@ The number of schedules is SLIME_RL_SCHEDULES (each of up to 50 transitions, and
 
 import asyncio
 import os
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -59,10 +60,10 @@ class BufferMachine(RuleBasedStateMachine):
         surplus=st.sampled_from([0, 0, 0, 1, 2]),
         on_straggler=st.sampled_from(["wait", "wait", "requeue", "mask"]),
         num_prompts=st.integers(3, 9),
-        max_epochs=st.sampled_from([None, 3]),
+        max_epochs=st.sampled_from([None, 9]),
     )
     def begin(self, **changes):
-        self.buffer = self.do(self.harness.open(num_steps=8, max_attempts=3, **changes))
+        self.buffer = self.do(self.harness.open(num_steps=20, max_attempts=3, **changes))
         self.pacing = self.buffer.pacing
         self.checkpoints = [Checkpoint(0, self.do(self.buffer.snapshot(0)), 0, 0)]
 
@@ -84,6 +85,31 @@ class BufferMachine(RuleBasedStateMachine):
         assert held.deadline >= len(self.steps)
         self.live[held.id] = held
         assert len(self.live) + len(self.filled) + self.unpublished <= self.pacing.slots
+
+    def reserve_all(self, holder):
+        before = -1
+        while len(self.live) > before:
+            before = len(self.live)
+            self.reserve(holder, None)
+
+    @rule(holder=st.sampled_from(HOLDERS), data=st.data())
+    def work(self, holder, data):
+        """Take every slot there is, and finish some of the groups: what is left may become a straggler."""
+        self.reserve_all(holder)
+        for id in sorted(self.live, reverse=True):
+            if data.draw(st.booleans()):
+                self.fill_one(self.live[id])
+
+    @rule(holder=st.sampled_from(HOLDERS), num_steps=st.integers(1, 5), slow=st.integers(0, 2))
+    def go_on(self, holder, num_steps, slow):
+        """Take some steps while so many groups, the ones held longest, do not come to their ends."""
+        for _ in range(num_steps):
+            self.reserve_all(holder)
+            for id in sorted(self.live)[slow:]:
+                self.fill_one(self.live[id])
+            self.assign()
+            if self.published < len(self.steps):
+                self.publish()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), num_tokens=st.integers(1, 3))
@@ -241,11 +267,7 @@ class BufferMachine(RuleBasedStateMachine):
                 self.publish()
                 continue
             before = len(self.steps)
-            while True:
-                num_live = len(self.live)
-                self.reserve(HOLDERS[0], None)
-                if len(self.live) == num_live:
-                    break
+            self.reserve_all(HOLDERS[0])
             for held in list(self.live.values()):
                 self.fill_one(held)
             self.assign()
@@ -263,12 +285,12 @@ class BufferMachine(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_random_schedules_keep_every_guarantee(make_harness, segment, sample):
     run_state_machine_as_test(
-        lambda: BufferMachine(make_harness, segment, sample),
+        cast(Any, lambda: BufferMachine(make_harness, segment, sample)),
         settings=settings(
             max_examples=NUM_SCHEDULES,
             stateful_step_count=50,
             deadline=None,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[*cast(Any, HealthCheck)],
             phases=(Phase.reuse, Phase.generate),  # a schedule on a real server takes too long to shrink
         ),
     )
