@@ -17,7 +17,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError
 
 from slime_rl.buffer.connection import PatientAsyncRedis
-from slime_rl.buffer.reconnection import repeat
+from slime_rl.buffer.reconnection import Patience, repeat
 
 UNANSWERED = object()
 
@@ -34,7 +34,7 @@ class Calls:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
-        self._timeout_s = client.timeout_s if isinstance(client, PatientAsyncRedis) else 0.0
+        self._patience = client.patience if isinstance(client, PatientAsyncRedis) else Patience(0.0)
         self._turn = asyncio.Lock()
         self._next: list[_Call] = []
 
@@ -56,11 +56,11 @@ class Calls:
     async def _run_all(self) -> None:
         """Answer every call that waits; if this is cut short they all wait on, and a repeat does no harm."""
         calls = list(self._next)
-        replies = await repeat(lambda: self._ask(calls), timeout_s=self._timeout_s)
+        replies = await repeat(lambda: self._ask(calls), self._patience)
         if any(isinstance(reply, NoScriptError) for reply in replies):
             for source in {call.source for call in calls}:
                 await self._client.script_load(source)
-            replies = await repeat(lambda: self._ask(calls), timeout_s=self._timeout_s)
+            replies = await repeat(lambda: self._ask(calls), self._patience)
         for call, reply in zip(calls, replies, strict=True):
             call.reply = reply
         self._next = [call for call in self._next if call.reply is UNANSWERED]

@@ -14,14 +14,14 @@ import redis.retry
 from redis.backoff import NoBackoff
 
 from slime_rl.buffer.endpoint import Endpoint, endpoint_at
-from slime_rl.buffer.reconnection import repeat, repeat_blocking
+from slime_rl.buffer.reconnection import Patience, repeat, repeat_blocking
 from slime_rl.config import without_credentials
 from slime_rl.errors import StoreError
 
 Client = TypeVar("Client", redis.Redis, redis.asyncio.Redis)
 MEANINGS = {
-    "WRONGPASS": "the user or the password is wrong",
-    "NOAUTH": "it wants a password: write redis://:PASSWORD@HOST",
+    "WRONGPASS": "the user or the password is missing or wrong",
+    "NOAUTH": "the user or the password is missing or wrong",
     "NOPERM": "the user may not do this: docs/buffer.md has the rule that it needs",
     "READONLY": "it is a replica: name the primary",
     "LOADING": "it is still loading its data",
@@ -34,23 +34,23 @@ MEANINGS = {
 class PatientRedis(redis.Redis):
     """A client that makes a call again while its server is out of reach."""
 
-    timeout_s = 0.0
+    patience: Patience
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """The reply, as the library gives it."""
         command = super().execute_command
-        return repeat_blocking(lambda: command(*args, **options), timeout_s=self.timeout_s)
+        return repeat_blocking(lambda: command(*args, **options), self.patience)
 
 
 class PatientAsyncRedis(redis.asyncio.Redis):
     """A client that makes a call again while its server is out of reach; a pipeline is made again by its user."""
 
-    timeout_s = 0.0
+    patience: Patience
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """The reply, as the library gives it."""
         command = super().execute_command
-        return await repeat(lambda: command(*args, **options), timeout_s=self.timeout_s)
+        return await repeat(lambda: command(*args, **options), self.patience)
 
 
 def connect(kind: type[Client], where: str | Endpoint) -> Client:
@@ -71,7 +71,7 @@ def connect(kind: type[Client], where: str | Endpoint) -> Client:
         once = redis.asyncio.retry.Retry(NoBackoff(), 0)
         client = PatientAsyncRedis.from_url(endpoint.url, retry=once, **options)
     patient = cast(PatientRedis | PatientAsyncRedis, client)
-    patient.timeout_s = config.reconnect_timeout_s
+    patient.patience = Patience(config.reconnect_timeout_s)
     return cast(Client, patient)
 
 
@@ -88,7 +88,8 @@ def named_faults(where: str | Endpoint) -> Iterator[None]:
 def explain(fault: redis.RedisError) -> str:
     """What a fault says, in one line, and what is to be done about it where that is known."""
     text = " ".join(str(fault).split()) or type(fault).__name__
-    meanings = [meaning for word, meaning in MEANINGS.items() if word in text or isinstance(fault, KINDS.get(word, ()))]
+    kinds = [word for word, kind in KINDS.items() if isinstance(fault, kind) or isinstance(fault.__cause__, kind)]
+    meanings = [meaning for word, meaning in MEANINGS.items() if word in text or word in kinds]
     return f"{text} ({meanings[0]})" if meanings else text
 
 
