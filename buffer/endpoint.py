@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from slime_rl.config import REDIS_SCHEMES, BufferConfig, without_credentials
 from slime_rl.errors import ConfigError
 
-CLUSTER = "+cluster://"
-
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -26,16 +24,6 @@ class Endpoint:
 
     def __str__(self) -> str:
         return without_credentials(self.url)
-
-    @property
-    def is_cluster(self) -> bool:
-        """Whether the URL names a node of a cluster, which says where each key lies."""
-        return CLUSTER in self.url
-
-    @property
-    def node_url(self) -> str:
-        """The URL of the server, or of the named node of a cluster."""
-        return self.url.replace(CLUSTER, "://", 1)
 
     @property
     def tls(self) -> dict[str, str]:
