@@ -4,32 +4,100 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import redis
 import redis.asyncio
+import redis.asyncio.retry
+import redis.exceptions
+import redis.retry
+from redis.backoff import NoBackoff
 
-from slime_rl.config import REDIS_SCHEMES, without_credentials
-from slime_rl.errors import ConfigError, StoreError
+from slime_rl.buffer.endpoint import Endpoint, endpoint_at
+from slime_rl.buffer.reconnection import Patience, repeat, repeat_blocking
+from slime_rl.config import without_credentials
+from slime_rl.errors import StoreError
 
-SOCKET_TIMEOUT_S = 30.0
 Client = TypeVar("Client", redis.Redis, redis.asyncio.Redis)
+MEANINGS = {
+    "WRONGPASS": "the user or the password is missing or wrong",
+    "NOAUTH": "the user or the password is missing or wrong",
+    "NOPERM": "the user may not do this: docs/buffer.md has the rule that it needs",
+    "READONLY": "it is a replica: name the primary",
+    "LOADING": "it is still loading its data",
+    "MISCONF": "it cannot write its data to disk, and refuses all writes until it can",
+    "OOM": "it is out of memory: raise its maxmemory",
+}
+"""What the first word of a server's refusal means to the user."""
 
 
-def connect(kind: type[Client], url: str) -> Client:
+class PatientRedis(redis.Redis):
+    """A client that makes a call again while its server is out of reach."""
+
+    patience: Patience
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """The reply, as the library gives it."""
+        command = super().execute_command
+        return repeat_blocking(lambda: command(*args, **options), self.patience)
+
+
+class PatientAsyncRedis(redis.asyncio.Redis):
+    """A client that makes a call again while its server is out of reach; a pipeline is made again by its user."""
+
+    patience: Patience
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """The reply, as the library gives it."""
+        command = super().execute_command
+        return await repeat(lambda: command(*args, **options), self.patience)
+
+
+def connect(kind: type[Client], where: str | Endpoint) -> Client:
     """A client, blocking or asynchronous by `kind`; it connects with its first command.
 
-    Raises ConfigError for a URL that is none of redis://, rediss:// and unix://.
+    It repeats a call that found no server for `buffer.reconnect_timeout_s`. Raises ConfigError for another URL.
     """
-    if not url.startswith(REDIS_SCHEMES):
-        raise ConfigError("buffer.url", f"must be one of {', '.join(REDIS_SCHEMES)}", without_credentials(url))
-    return kind.from_url(url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S)
+    endpoint = endpoint_at(where)
+    config = endpoint.config
+    options = {
+        "socket_timeout": config.call_timeout_s,
+        "socket_connect_timeout": config.call_timeout_s,
+        **endpoint.tls,
+    }
+    if kind is redis.Redis:
+        client = PatientRedis.from_url(endpoint.url, retry=redis.retry.Retry(NoBackoff(), 0), **options)
+    else:
+        once = redis.asyncio.retry.Retry(NoBackoff(), 0)
+        client = PatientAsyncRedis.from_url(endpoint.url, retry=once, **options)
+    patient = cast(PatientRedis | PatientAsyncRedis, client)
+    patient.patience = Patience(config.reconnect_timeout_s)
+    return cast(Client, patient)
 
 
 @contextlib.contextmanager
-def named_faults(url: str) -> Iterator[None]:
-    """Turns what the server or the way to it did wrong into a StoreError that names the server."""
+def named_faults(where: str | Endpoint) -> Iterator[None]:
+    """Turns what the server or the way to it did wrong into a StoreError of one line that names the server."""
     try:
         yield
     except redis.RedisError as fault:
-        raise StoreError(f"the buffer at {without_credentials(url)} failed: {fault}") from fault
+        name = without_credentials(where) if isinstance(where, str) else str(where)
+        raise StoreError(f"the buffer at {name} failed: {explain(fault)}") from fault
+
+
+def explain(fault: redis.RedisError) -> str:
+    """What a fault says, in one line, and what is to be done about it where that is known."""
+    text = " ".join(str(fault).split()) or type(fault).__name__
+    kinds = [word for word, kind in KINDS.items() if isinstance(fault, kind) or isinstance(fault.__cause__, kind)]
+    meanings = [meaning for word, meaning in MEANINGS.items() if word in text or word in kinds]
+    return f"{text} ({meanings[0]})" if meanings else text
+
+
+KINDS: dict[str, type[redis.RedisError]] = {
+    "WRONGPASS": redis.AuthenticationError,
+    "NOPERM": redis.exceptions.NoPermissionError,
+    "READONLY": redis.ReadOnlyError,
+    "LOADING": redis.BusyLoadingError,
+    "OOM": redis.exceptions.OutOfMemoryError,
+}
+"""Refusals that the library shows without their first word."""

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from slime_rl.config import KEY_PREFIX
 
-def run_key(run_id: str) -> str:
+
+def run_key(run_id: str, *, prefix: str = KEY_PREFIX) -> str:
     """The key that every function gets, and from which it derives the others (lua/state.lua lists them)."""
-    return f"{{slime_rl:{run_id}}}:run"
+    return f"{{{prefix}:{run_id}}}:run"
 
 
-def stream_key(run_id: str, stream: str) -> str:
+def stream_key(run_id: str, stream: str, *, prefix: str = KEY_PREFIX) -> str:
     """The stream `changes`, whose newest entry numbers the buffer's last change, or `openings`, for the last of these
     that can answer whoever waits for a slot.
     """
-    return f"{{slime_rl:{run_id}}}:{stream}"
+    return f"{{{prefix}:{run_id}}}:{stream}"
 
 
-def payload_key(run_id: str, group_id: int) -> str:
+def payload_key(run_id: str, group_id: int, *, prefix: str = KEY_PREFIX) -> str:
     """Where a group's payload lies from its fill until its step is committed."""
-    return f"{{slime_rl:{run_id}}}:payload:{group_id}"
+    return f"{{{prefix}:{run_id}}}:payload:{group_id}"
 
 
-def segments_key(run_id: str, group_id: int) -> str:
+def segments_key(run_id: str, group_id: int, *, prefix: str = KEY_PREFIX) -> str:
     """The list of the parts of a group's samples that are durable, until the group is filled."""
-    return f"{{slime_rl:{run_id}}}:segments:{group_id}"
+    return f"{{{prefix}:{run_id}}}:segments:{group_id}"

@@ -9,6 +9,7 @@ import redis
 
 from slime_rl.buffer.codec import decode
 from slime_rl.buffer.connection import connect, named_faults
+from slime_rl.buffer.endpoint import Endpoint, endpoint_at
 from slime_rl.buffer.keys import payload_key
 from slime_rl.buffer.refusals import no_payload
 from slime_rl.types import Group
@@ -17,18 +18,19 @@ from slime_rl.types import Group
 class GroupReader:
     """Reads payloads over a connection that it keeps until `close`."""
 
-    def __init__(self, url: str, run_id: str) -> None:
-        self._url = url
+    def __init__(self, where: str | Endpoint, run_id: str) -> None:
+        self._endpoint = endpoint_at(where)
         self._run_id = run_id
-        self._client = connect(redis.Redis, url)
+        self._client = connect(redis.Redis, self._endpoint)
 
     def read(self, ids: Sequence[int]) -> list[Group]:
         """The groups of `ids`, in that order, in one round trip; their arrays are read-only.
 
         Raises StoreError for a group whose payload is not there, CodecError for a damaged one; both name the key.
         """
-        keys = [payload_key(self._run_id, id) for id in ids]
-        with named_faults(self._url):
+        prefix = self._endpoint.config.prefix
+        keys = [payload_key(self._run_id, id, prefix=prefix) for id in ids]
+        with named_faults(self._endpoint):
             payloads = cast(list[bytes | None], self._client.mget(keys)) if keys else []
         missing = [key for key, payload in zip(keys, payloads, strict=True) if payload is None]
         if missing:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import importlib.util
+import os
 import re
 import secrets
 import shutil
@@ -16,7 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from slime_rl.errors import StoreError
+from slime_rl.errors import RunFolderError, StoreError
 
 OLDEST = (6, 2)
 NAMES = "valkey-server", "redis-server"
@@ -28,8 +31,9 @@ POLL_S = 0.01
 class EmbeddedServer:
     """A server on a Unix socket for this user alone; its data is in `folder`/redis, its log in `folder`/logs.
 
-    It ends with the process that started it, even if that is killed. Every write is on disk before it is acknowledged:
-    with a laxer `appendfsync` an acknowledged write can be lost to `kill -9`.
+    It ends with the process that started it, even if that is killed, and is started again a bounded number of times if
+    it dies itself. Every write is on disk before it is acknowledged: with a laxer `appendfsync` an acknowledged write
+    can be lost to `kill -9`.
     """
 
     def __init__(self, folder: Path, *, start_timeout_s: float = 30.0) -> None:
@@ -41,26 +45,58 @@ class EmbeddedServer:
     def start(self) -> str:
         """Start the server and return its URL, password included, once it answers.
 
-        Raises StoreError if no server is installed, or with the end of its log if it does not come up in time.
+        Raises StoreError if no server is installed, or with the end of its log if it does not come up in time;
+        RunFolderError if another server has the folder.
         """
         binary = find_server()
         self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        socket = socket_path()
-        password = secrets.token_hex(32)
-        settings = self._write_settings(socket, password)
+        lock = self._lock()
+        try:
+            socket = socket_path()
+            password = secrets.token_hex(32)
+            settings = self._write_settings(socket, password)
+            self._watcher = self._watch_over(lock, socket, binary, settings)
+        finally:
+            os.close(lock)  # the watcher holds it on
+        url = f"unix://:{password}@{socket}"
+        self._await_answer(url, self._watcher)
+        return url
+
+    async def watch(self) -> None:
+        """Raise StoreError, with the end of the server's log, once it has ended for good; wait until then."""
+        assert self._watcher is not None
+        ended = asyncio.Event()
+        process = os.pidfd_open(self._watcher.pid)
+        asyncio.get_running_loop().add_reader(process, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            asyncio.get_running_loop().remove_reader(process)
+            os.close(process)
+        raise StoreError(f"the embedded server ended; its log ends:\n{self._end_of_log()}")
+
+    def _lock(self) -> int:
+        """The descriptor of the data folder's lock, which ends with the last process that holds it open."""
+        lock = os.open(self._data / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise RunFolderError(f"{self._data} is in use by another server: end its run or name another") from None
+        return lock
+
+    def _watch_over(self, lock: int, socket: Path, binary: Path, settings: Path) -> subprocess.Popen[bytes]:
         watcher = Path(__file__).with_name("watcher.py")
         with self._log.open("ab") as log:
-            self._watcher = subprocess.Popen(
-                [sys.executable, "-I", "-S", watcher, socket.parent, binary, settings],
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", watcher, socket.parent, str(lock), binary, settings],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=[lock],
             )
-        url = f"unix://:{password}@{socket}"
-        self._await_answer(url, self._watcher)
-        return url
 
     def stop(self) -> None:
         """End the server, as its owner's death would; a second call does nothing."""

@@ -19,6 +19,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Moment = Annotated[float, Field(ge=0, lt=1)]
 Arguments = dict[str, Any]
+KEY_PREFIX = "slime_rl"
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
@@ -245,11 +246,24 @@ class BufferConfig(Section):
     """redis://, rediss:// or unix://; by default a server that lives as long as the run."""
     url_env: str | None = None
     """The environment variable that holds the URL, so that its password stands in no file."""
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = KEY_PREFIX
+    """What the names of all keys begin with, after their brace."""
+    tls_ca: str | None = None
+    """A PEM file of the authorities that may have signed the server's certificate; by default the system's."""
+    tls_cert: str | None = None
+    """A PEM file with the certificate that this side shows, where the server asks for one."""
+    tls_key: str | None = None
+    """A PEM file with the private key of `tls_cert`."""
+    call_timeout_s: Annotated[float, Field(gt=10)] = 30.0
+    """How long the server may take to answer; above the 10 s for which a call waits for news."""
+    reconnect_timeout_s: PositiveFloat = 60.0
+    """How long a call is repeated while the server is out of reach or loading its data."""
 
     def find_url(self) -> str | None:
         """The URL of an external server, or None for one of the run's own.
 
-        Raises ConfigError if `url_env` names a variable that is not set, or the URL is of another kind.
+        Raises ConfigError if `url_env` names a variable that is not set, the URL is of another kind, or a file of TLS
+        is missing or has no effect.
         """
         path, url = "buffer.url", self.url
         if self.url_env is not None:
@@ -258,7 +272,18 @@ class BufferConfig(Section):
                 raise ConfigError(path, "must name an environment variable that is set", self.url_env)
         if url is not None and not url.startswith(REDIS_SCHEMES):
             raise ConfigError(path, f"must be one of {', '.join(REDIS_SCHEMES)}", without_credentials(url))
+        self._check_tls(encrypted=url is not None and url.startswith("rediss"))
         return url
+
+    def _check_tls(self, *, encrypted: bool) -> None:
+        for name in ("tls_ca", "tls_cert", "tls_key"):
+            path = getattr(self, name)
+            if path is not None and not encrypted:
+                raise ConfigError(f"buffer.{name}", "has no effect unless the URL begins with rediss", path)
+            if path is not None and not os.path.isfile(path):
+                raise ConfigError(f"buffer.{name}", "must be a PEM file", path)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("buffer.tls_key", "must be given with buffer.tls_cert, and not without", self.tls_key)
 
 
 class Config(Section):

@@ -9,17 +9,25 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 import redis
+import redis.asyncio
 
 from slime_rl.buffer import server as server_module
+from slime_rl.buffer.calls import Calls
+from slime_rl.buffer.connection import connect
+from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.redis_buffer import RedisBuffer
 from slime_rl.buffer.server import EmbeddedServer, find_server
-from slime_rl.errors import StoreError
+from slime_rl.buffer.watcher import MAX_RESTARTS
+from slime_rl.config import BufferConfig
+from slime_rl.errors import RunFolderError, StoreError
 
 TIMEOUT_S = 10.0
+PUT = "redis.call('SADD', KEYS[1], ARGV[1]) return 1"
 
 
 @pytest.fixture
@@ -36,6 +44,12 @@ def mode(path):
 def server_process(url):
     with redis.Redis.from_url(url) as client:
         return psutil.Process(client.info("server")["process_id"])
+
+
+def server_process_again(url):
+    """The process of a server that may be on its way up."""
+    with connect(redis.Redis, url) as client:
+        return psutil.Process(cast(dict[str, int], client.info("server"))["process_id"])
 
 
 def answer(path, command):
@@ -92,6 +106,52 @@ def test_it_ends_when_its_owner_or_its_watcher_is_killed(tmp_path, victim):
     shutil.rmtree(Path(url.partition("@")[2]).parent, ignore_errors=True)  # a killed watcher cannot
 
 
+def test_a_second_server_on_its_folder_is_refused_and_changes_nothing(server, tmp_path):
+    server.start()
+    settings = (tmp_path / "redis" / "server.conf").read_text()
+    with pytest.raises(RunFolderError, match=r"redis is in use by another server: [^\n]*$"):
+        EmbeddedServer(tmp_path).start()
+    assert (tmp_path / "redis" / "server.conf").read_text() == settings
+    server.stop()
+    again = EmbeddedServer(tmp_path)
+    again.start()
+    again.stop()
+
+
+async def test_killed_in_the_middle_of_traffic_it_comes_back_with_all_that_was_acknowledged(server):
+    url = server.start()
+    written = []
+
+    async def write(worker):
+        async with connect(redis.asyncio.Redis, url) as client:
+            calls = Calls(client)
+            for number in range(40):
+                await calls.run(PUT, "kept", f"{worker}-{number}")
+                written.append(f"{worker}-{number}".encode())
+                if worker == 0 and number in (10, 25):
+                    server_process(url).kill()
+
+    async with asyncio.timeout(TIMEOUT_S * 3):
+        await asyncio.gather(*map(write, range(4)))
+    with connect(redis.Redis, url) as client:
+        assert client.smembers("kept") == set(written)
+    assert len(written) == 160
+
+
+@pytest.mark.slow
+async def test_it_is_restarted_a_bounded_number_of_times_and_then_its_end_is_told(server):
+    url = server.start()
+    told = asyncio.create_task(server.watch())
+    for _ in range(MAX_RESTARTS + 1):
+        process = await asyncio.to_thread(server_process_again, url)
+        process.kill()
+        await asyncio.to_thread(process.wait, TIMEOUT_S)
+    async with asyncio.timeout(TIMEOUT_S):
+        with pytest.raises(StoreError, match=r"its log ends:\n(.*\n)*.*status -9 and is not started again"):
+            await told
+    assert not Path(url.partition("@")[2]).parent.exists()
+
+
 def test_an_interrupt_of_the_terminal_does_not_reach_it(server):
     process = server_process(server.start())
     assert os.getpgid(process.pid) != os.getpgid(0)
@@ -105,8 +165,11 @@ async def test_a_run_is_found_again_after_the_server_was_killed(server, tmp_path
     before = await buffer.assign(0)
     await buffer.close()
     process = server_process(url)
+    watcher = process.parent()
+    assert watcher is not None
+    watcher.suspend()  # it would start the server again
     process.kill()
-    process.wait(TIMEOUT_S)
+    watcher.resume()
     server.stop()
     assert not Path(url.partition("@")[2]).parent.exists()
     again = await RedisBuffer.open(server.start(), pacing(run_id="kept"), create=False)
@@ -115,7 +178,8 @@ async def test_a_run_is_found_again_after_the_server_was_killed(server, tmp_path
 
 
 async def test_a_dead_server_is_an_error_that_names_it(server, pacing):
-    buffer = await RedisBuffer.open(server.start(), pacing(slot_timeout_s=30.0), create=True)
+    where = cast(str, Endpoint(server.start(), BufferConfig(reconnect_timeout_s=0.1)))
+    buffer = await RedisBuffer.open(where, pacing(slot_timeout_s=30.0), create=True)
     for _ in range(buffer.pacing.slots):
         await buffer.reserve("worker-1")
     waiting = asyncio.create_task(buffer.reserve("worker-1"))
