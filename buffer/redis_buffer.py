@@ -16,11 +16,12 @@ import redis.asyncio
 from slime_rl.buffer.calls import Calls
 from slime_rl.buffer.codec import decode_segment
 from slime_rl.buffer.connection import connect, named_faults
+from slime_rl.buffer.endpoint import Endpoint, endpoint_at
 from slime_rl.buffer.group_buffer import GroupBuffer, draw_incarnation
 from slime_rl.buffer.keys import run_key, segments_key, stream_key
 from slime_rl.buffer.pacing import FROZEN, Pacing
+from slime_rl.buffer.requirements import check_server
 from slime_rl.buffer.snapshot import Snapshot
-from slime_rl.config import without_credentials
 from slime_rl.errors import ConfigError, RunFolderError, StoreError
 from slime_rl.types import Reservation, Segment
 
@@ -38,21 +39,21 @@ class RedisBuffer(GroupBuffer):
     is safe to repeat, and the client does so a few times by itself.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, url: str, pacing: Pacing) -> None:
+    def __init__(self, endpoint: Endpoint, pacing: Pacing) -> None:
         super().__init__(pacing)
-        self._client = client
-        self._url = url
-        self._key = run_key(pacing.run_id)
-        self._calls = Calls(client)
+        self._endpoint = endpoint
+        self._client = connect(redis.asyncio.Redis, endpoint)
+        self._key = run_key(pacing.run_id, prefix=endpoint.config.prefix)
+        self._calls = Calls(self._client)
 
     @classmethod
-    async def open(cls, url: str, pacing: Pacing, *, create: bool) -> RedisBuffer:
+    async def open(cls, where: str | Endpoint, pacing: Pacing, *, create: bool) -> RedisBuffer:
         """The buffer of a run that is new (`create`) or exists.
 
         Raises RunFolderError if a new run's id is in use, StoreError if an existing one is missing or was created with
-        another pacing, ConfigError for a URL of another kind.
+        another pacing, ConfigError for a URL or a server of another kind.
         """
-        buffer = cls(connect(redis.asyncio.Redis, url), url, pacing)
+        buffer = cls(endpoint_at(where), pacing)
         try:
             await (buffer._create() if create else buffer._attach())
         except BaseException:
@@ -61,14 +62,14 @@ class RedisBuffer(GroupBuffer):
         return buffer
 
     @classmethod
-    async def resume(cls, url: str, pacing: Pacing, snapshot: Snapshot) -> RedisBuffer:
+    async def resume(cls, where: str | Endpoint, pacing: Pacing, snapshot: Snapshot) -> RedisBuffer:
         """The buffer of a run that goes on from a checkpoint, in a new incarnation.
 
         If the server still holds what the steps after the checkpoint were trained on, they get the same groups again;
         else the prompts that the snapshot knows as not trained are issued again. Raises ConfigError if the pacing
         differs in what a resumed run must keep.
         """
-        buffer = cls(connect(redis.asyncio.Redis, url), url, pacing)
+        buffer = cls(endpoint_at(where), pacing)
         try:
             await buffer._resume(snapshot)
         except BaseException:
@@ -82,22 +83,21 @@ class RedisBuffer(GroupBuffer):
 
     async def segments(self, reservation: Reservation) -> list[Segment]:
         """What earlier attempts made durable of a group; see `Partials.segments`."""
-        key = segments_key(self.pacing.run_id, reservation.id)
-        with named_faults(self._url):
+        key = segments_key(self.pacing.run_id, reservation.id, prefix=self._endpoint.config.prefix)
+        with named_faults(self._endpoint):
             found = await cast(Any, self._client.lrange(key, 0, -1))
         return [decode_segment(part, key=key) for part in found]
 
     async def _create(self) -> None:
+        await check_server(self._client, self._endpoint)
         reply = await self._run("create", *NO_INCARNATION, *self._claim())
         if reply["verdict"] == "exists":
-            raise RunFolderError(
-                f"run {self.pacing.run_id!r} is in use at {without_credentials(self._url)}: resume it or name another"
-            )
+            raise RunFolderError(f"run {self.pacing.run_id!r} is in use at {self._endpoint}: resume it or name another")
 
     async def _attach(self) -> None:
         reply = await self._run("attach", *NO_INCARNATION)
         if reply["verdict"] == "missing":
-            raise StoreError(f"there is no run {self.pacing.run_id!r} at {without_credentials(self._url)}")
+            raise StoreError(f"there is no run {self.pacing.run_id!r} at {self._endpoint}")
         theirs, ours = json.loads(reply["pacing"]), dataclasses.asdict(self.pacing)
         for name in ours:
             if theirs.get(name) != ours[name]:
@@ -107,6 +107,7 @@ class RedisBuffer(GroupBuffer):
         self._incarnation = reply["incarnation"]
 
     async def _resume(self, snapshot: Snapshot) -> None:
+        await check_server(self._client, self._endpoint)
         reply = await self._run("attach", *NO_INCARNATION)
         if reply["verdict"] == "attached":
             self._check_frozen(json.loads(reply["pacing"]))
@@ -140,14 +141,14 @@ class RedisBuffer(GroupBuffer):
         return [self._incarnation, json.dumps(dataclasses.asdict(self.pacing)), *limits]
 
     async def _run(self, name: str, *args: Any) -> dict[str, Any]:
-        with named_faults(self._url):
+        with named_faults(self._endpoint):
             return msgpack.unpackb(await self._calls.run(_source(name), self._key, *args))
 
     async def _changed(self, stream: str, change: int, timeout_s: float) -> None:
         """Return once `stream` is past `change`; its entries outlive their moment, so none is missed."""
         block_ms = math.ceil(min(timeout_s, BLOCK_S) * 1000)
-        key = stream_key(self.pacing.run_id, stream)
-        with named_faults(self._url):
+        key = stream_key(self.pacing.run_id, stream, prefix=self._endpoint.config.prefix)
+        with named_faults(self._endpoint):
             await self._client.xread({key: f"{change}-0"}, block=max(1, block_ms))
 
 

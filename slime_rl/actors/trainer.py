@@ -13,6 +13,7 @@ import ray
 
 from slime_rl.actors.crew import Crew, Member, write_output_to
 from slime_rl.actors.supervised import WorkedExamples
+from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.reader import GroupReader
 from slime_rl.config import Config
 from slime_rl.errors import TrainerError
@@ -32,9 +33,9 @@ def read_worked_examples(config: Config) -> ReadGroups:
     return WorkedExamples(config, config.data.path, field="data.path")
 
 
-def read_from_buffer(url: str, run_id: str) -> ReadGroups:
+def read_from_buffer(endpoint: Endpoint, run_id: str) -> ReadGroups:
     """A reader of a run's groups, connected from the process that calls this."""
-    return GroupReader(url, run_id).read
+    return GroupReader(endpoint, run_id).read
 
 
 @ray.remote(num_cpus=0, max_restarts=0)

@@ -13,6 +13,7 @@ import ray
 from slime_rl import loop
 from slime_rl.actors.crew import write_output_to
 from slime_rl.buffer.dataset import load_prompts
+from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.redis_buffer import RedisBuffer
 from slime_rl.config import Config
@@ -35,7 +36,7 @@ class Surroundings:
 
     router: Address
     logs: Path
-    buffer: tuple[str, Pacing] | None
+    buffer: tuple[Endpoint, Pacing] | None
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -74,8 +75,8 @@ class WorkerActor:
     async def _produce(self) -> None:
         config = self._config
         assert self._around.buffer is not None, "a worker without a buffer only evaluates"
-        url, pacing = self._around.buffer
-        buffer = await RedisBuffer.open(url, pacing, create=False)
+        endpoint, pacing = self._around.buffer
+        buffer = await RedisBuffer.open(endpoint, pacing, create=False)
         self._stack.push_async_callback(buffer.close)
         await loop.produce(
             loop.Worker(

@@ -11,6 +11,7 @@ from typing import Any
 
 from slime_rl.actors.trainer import TrainerGroup
 from slime_rl.buffer.redis_buffer import RedisBuffer
+from slime_rl.buffer.server import EmbeddedServer
 from slime_rl.config import Config
 from slime_rl.journal.curve import draw_curve
 from slime_rl.journal.folder import RunFolder, write_json
@@ -46,8 +47,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a run consists of, once it is up; `read` fetches groups from the buffer."""
+    """What a run consists of, once it is up; `read` fetches groups from the buffer, on a `server` of its own
+    or, where that is None, on an external one.
+    """
 
+    server: EmbeddedServer | None
     buffer: RedisBuffer
     fleet: Fleet
     workers: Workers

@@ -11,6 +11,7 @@ from typing import Any
 from slime_rl import loop
 from slime_rl.actors.trainer import TrainerGroup, read_from_buffer
 from slime_rl.actors.worker import Surroundings
+from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.pacing import pacing_of
 from slime_rl.buffer.reader import GroupReader
 from slime_rl.buffer.redis_buffer import RedisBuffer
@@ -69,33 +70,35 @@ async def _train(config: Config, folder: RunFolder, inputs: Inputs) -> dict[str,
 
 async def _bring_up(config: Config, folder: RunFolder, num_prompts: int, stack: contextlib.AsyncExitStack) -> Parts:
     """Start everything; `stack` ends it in the reverse order."""
-    url = stack.enter_context(_server(config, folder))
+    endpoint, server = stack.enter_context(_server(config, folder))
     pacing = pacing_of(config, run_id=folder.id, num_prompts=num_prompts)
-    buffer = await RedisBuffer.open(url, pacing, create=True)
+    buffer = await RedisBuffer.open(endpoint, pacing, create=True)
     stack.push_async_callback(buffer.close)
     fleet = await stack.enter_async_context(Fleet(config, logs=folder.logs))
-    around = Surroundings(router=fleet.router, logs=folder.logs, buffer=(url, pacing))
+    around = Surroundings(router=fleet.router, logs=folder.logs, buffer=(endpoint, pacing))
     workers = Workers(config, around, num_workers=config.rollout.num_workers)
     await stack.enter_async_context(workers)
     trainer = TrainerGroup(
         config,
         logs=folder.logs,
-        open_reader=partial(read_from_buffer, url, folder.id),
+        open_reader=partial(read_from_buffer, endpoint, folder.id),
         engines=fleet.addresses,
         checkpoint=folder.checkpoint,
         prune=partial(folder.prune, config.checkpoint.keep),
         published=folder.path,
     )
     stack.push_async_callback(trainer.close)
-    reader = GroupReader(url, folder.id)
+    reader = GroupReader(endpoint, folder.id)
     stack.callback(reader.close)
-    return Parts(buffer=buffer, fleet=fleet, workers=workers, trainer=trainer, read=reader.read)
+    return Parts(server=server, buffer=buffer, fleet=fleet, workers=workers, trainer=trainer, read=reader.read)
 
 
 async def _drive(driver: loop.Driver, observer: Observer, folder: RunFolder, parts: Parts) -> None:
     """Run the loop while a part that dies ends it with its cause."""
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(parts.fleet.watch())
+        watches = [tasks.create_task(parts.fleet.watch())]
+        if parts.server is not None:
+            watches.append(tasks.create_task(parts.server.watch()))
         version = await loop.begin(driver)
         run_folder.mark_begun(folder)
         if await observer.before():
@@ -105,18 +108,19 @@ async def _drive(driver: loop.Driver, observer: Observer, folder: RunFolder, par
             version = await loop.consume(driver, version)
             await parts.buffer.close_admission()
             await observer.after(version)
-        watch.cancel()
+        for watch in watches:
+            watch.cancel()
 
 
 @contextlib.contextmanager
-def _server(config: Config, folder: RunFolder) -> Iterator[str]:
-    """The URL of the configured server, or of one that lives as long as the run."""
+def _server(config: Config, folder: RunFolder) -> Iterator[tuple[Endpoint, EmbeddedServer | None]]:
+    """Where the configured server is, or one that lives as long as the run, with that server."""
     if (external := config.buffer.find_url()) is not None:
-        yield external
+        yield Endpoint(external, config.buffer), None
         return
     server = EmbeddedServer(folder.path)
     url = server.start()
     try:
-        yield url
+        yield Endpoint(url, config.buffer), server
     finally:
         server.stop()

@@ -178,7 +178,7 @@ async def test_a_run_is_found_again_after_the_server_was_killed(server, tmp_path
 
 
 async def test_a_dead_server_is_an_error_that_names_it(server, pacing):
-    where = cast(str, Endpoint(server.start(), BufferConfig(reconnect_timeout_s=0.1)))
+    where = Endpoint(server.start(), BufferConfig(reconnect_timeout_s=0.1))
     buffer = await RedisBuffer.open(where, pacing(slot_timeout_s=30.0), create=True)
     for _ in range(buffer.pacing.slots):
         await buffer.reserve("worker-1")
