@@ -153,6 +153,22 @@ async def test_a_full_server_is_an_error_with_its_cause(on_server, fill):
     assert (await buffer.status()).states["filled"] == 1
 
 
+@pytest.mark.parametrize("jump_s", [36_000, -36_000])
+async def test_a_clock_that_is_set_ends_no_lease_and_lets_time_go_on(on_server, fill, jump_s):
+    buffer = await on_server.open(lease_s=60.0)
+    first, second = [await buffer.reserve("worker-1") for _ in range(2)]
+    run = on_server.key("run")
+    clock = int(on_server.server.hget(run, "clock"))
+    on_server.server.hincrby(run, "wall", -1000 * jump_s)
+    await buffer.heartbeat("worker-1")
+    assert clock <= int(on_server.server.hget(run, "clock")) <= clock + 30_000
+    await fill(buffer, first)
+    on_server.server.hincrby(run, "wall", -29_000)
+    await buffer.status()
+    assert int(on_server.server.hget(run, "clock")) >= clock + 29_000
+    await fill(buffer, second)
+
+
 def test_a_run_id_with_braces_is_refused(pacing):
     with pytest.raises(ValueError, match="a run id has no braces"):
         pacing(run_id="a}b")

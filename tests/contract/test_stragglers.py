@@ -76,6 +76,21 @@ async def test_what_is_left_of_a_surplus_is_shed_and_tried_again(harness, fill):
     assert [(r.id, r.attempt) for r in [await buffer.reserve("worker-1") for _ in range(3)]] == [(0, 2), (2, 2), (4, 1)]
 
 
+async def test_a_kept_group_is_shed_like_any_other(harness, fill, segment):
+    buffer = await harness.open(surplus=1)
+    held = [await buffer.reserve("worker-1") for _ in range(3)]
+    await buffer.extend(held[0], segment(0, 4))
+    await buffer.release(held[0], reason="engine died", retry=True)
+    await fill(buffer, *held[1:])
+    await buffer.assign(0)
+    await buffer.publish(1)
+    states = (await buffer.status()).states
+    assert (states["kept"], states["requeued"]) == (0, 1)
+    again = await buffer.reserve("worker-1")
+    assert (again.id, again.continued, again.deadline) == (0, False, 1)
+    assert (await buffer.reserve("worker-1")).id == 3
+
+
 async def test_workers_stay_while_a_surplus_may_come_back(harness, fill):
     buffer = await harness.open(surplus=1, num_prompts=3, max_epochs=1)
     await fill(buffer, *[await buffer.reserve("worker-1") for _ in range(3)])
