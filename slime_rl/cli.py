@@ -69,6 +69,10 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("target", metavar="DIR", help="the folder to write; must not exist")
     export.set_defaults(run=_export)
 
+    status = commands.add_parser("status", help="show what the buffer of a run under way holds")
+    status.add_argument("run_folder", metavar="RUN", help="a run folder")
+    status.set_defaults(run=_status)
+
     demo = commands.add_parser("demo", help="teach a small model to add, from nothing, on two CPU cores")
     demo.add_argument("--folder", help="where to put everything (default: the first free runs/demo-N)")
     demo.add_argument("--prepare", metavar="FOLDER", help="only make the data and the warmed-up model, in FOLDER")
@@ -117,6 +121,13 @@ def _export(arguments: argparse.Namespace) -> int:
     from slime_rl.launch import export
 
     export.run(arguments.run_folder, arguments.target)
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from slime_rl.launch import status
+
+    status.run(arguments.run_folder)
     return 0
 
 
