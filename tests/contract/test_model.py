@@ -1,6 +1,7 @@
 """Random schedules of workers, trainers, crashes, expiries and updates, held against a plain-Python oracle.
 
-The number of schedules is SLIME_RL_SCHEDULES (each of up to 50 transitions, and a run to the end after them).
+The number of schedules is SLIME_RL_SCHEDULES (each of up to 50 transitions, and a run to the end after them); the few
+that are the default are the same ones each time.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ from hypothesis.stateful import (
 
 from slime_rl.errors import FencedError, WaitTimeout
 
-NUM_SCHEDULES = int(os.environ.get("SLIME_RL_SCHEDULES", "40"))
+FEW = 40
+NUM_SCHEDULES = int(os.environ.get("SLIME_RL_SCHEDULES", FEW))
 HOLDERS = ("worker-1", "worker-2", "worker-3")
 
 
@@ -290,7 +292,8 @@ def test_random_schedules_keep_every_guarantee(make_harness, segment, sample):
             max_examples=NUM_SCHEDULES,
             stateful_step_count=50,
             deadline=None,
+            derandomize=NUM_SCHEDULES == FEW,  # a longer search looks elsewhere each time
             suppress_health_check=[*cast(Any, HealthCheck)],
-            phases=(Phase.reuse, Phase.generate),  # a schedule on a real server takes too long to shrink
+            phases=[Phase.generate],  # a schedule on a real server takes too long to shrink
         ),
     )
