@@ -84,7 +84,7 @@ class Survey:
 
     def status(self, pacing: Pacing) -> BufferStatus:
         states = {
-            "free": pacing.slots - self.outstanding - self.unpublished,
+            "free": max(0, pacing.slots - self.outstanding - self.unpublished),  # below 0 after a rollback
             "requeued": self.requeued,
             "reserved": self.reserved,
             "kept": self.kept,

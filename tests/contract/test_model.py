@@ -86,7 +86,8 @@ class BufferMachine(RuleBasedStateMachine):
         assert held.continued == (held.id in self.progress)
         assert held.deadline >= len(self.steps)
         self.live[held.id] = held
-        assert len(self.live) + len(self.filled) + self.unpublished <= self.pacing.slots
+        if not held.continued:  # one that is has kept its slot, though steps that were rolled back need theirs again
+            assert len(self.live) + len(self.filled) + self.unpublished <= self.pacing.slots
 
     def reserve_all(self, holder):
         before = -1
