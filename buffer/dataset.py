@@ -1,106 +1,104 @@
-"""Prompts from a JSONL file."""
+"""Prompts from the rows of a data set."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_rl.config import ColumnsConfig, nearest
+from slime_rl.buffer.columnar import read_folder, read_parquet
+from slime_rl.buffer.generated import GYM, read_function, read_gym
+from slime_rl.buffer.jsonl import read_jsonl
+from slime_rl.buffer.place import Place, Row
+from slime_rl.config import ColumnsConfig, DataConfig, EvaluationConfig, nearest, parse_rows
 from slime_rl.errors import DataError
 from slime_rl.types import Message, Prompt
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Where a row stands, for messages: the configuration's field, the file and the number of the line."""
+def load_prompts(path: str, columns: ColumnsConfig, *, field: str, rows: str | None = None) -> tuple[Prompt, ...]:
+    """The prompts of the data set at `path` in its order, of those rows alone that the slice `rows` chooses.
 
-    field: str
-    path: str
-    number: int
-
-    def must(self, expected: str, got: str) -> DataError:
-        return DataError(f"{self.field} must {expected}, got {got} in {self}")
-
-    def __str__(self) -> str:
-        return f"{self.path}, line {self.number}"
-
-
-def load_prompts(path: str, columns: ColumnsConfig, *, field: str) -> tuple[Prompt, ...]:
-    """The prompts of the JSONL file at `path`, in its order; blank lines are skipped.
-
-    The prompt column holds a text or a list of chat messages, the answer column a text or a number; every other column
-    becomes metadata. Raises DataError, which names `field`, the dotted path of the configuration, or the field of a
-    column that is missing; for a row it names file, line and column too.
+    `path` is a Parquet file, a folder of Hugging Face datasets, `path/to/file.py:function`, `reasoning-gym:TASK`, or
+    else a JSONL file. The prompt column holds a text or a list of chat messages, the answer column a text or a number;
+    every other column becomes metadata. Raises DataError, which names `field`, the dotted path of the configuration, or
+    the field of a column that is missing; for a row it names data set, row and column too.
     """
-    prompts: list[Prompt] = []
-    for number, text in enumerate(_lines(path, field), start=1):
-        if text.strip():
-            line = _Line(field, path, number)
-            prompts.append(_prompt(_row(text, line), len(prompts), columns, line))
+    chosen = slice(None) if rows is None else parse_rows(rows)
+    prompts = tuple(_prompt(row, index, columns) for index, row in enumerate(_read(path, chosen, field)))
     if not prompts:
-        raise DataError(f"{field} must name a file with at least one row, got {path!r}, which has none")
-    return tuple(prompts)
+        among = "" if rows is None else f" among {rows!r}"
+        raise DataError(f"{field} must name a file with at least one row, got {path!r}, which has none{among}")
+    return prompts
 
 
-def _lines(path: str, field: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise DataError(f"{field} must name a readable JSONL file, got {path!r} ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{field} must name a JSONL file in UTF-8, got {path!r} ({error})") from None
+def load_training(data: DataConfig) -> tuple[Prompt, ...]:
+    """The prompts to train on."""
+    return load_prompts(data.path, data.columns, field="data.path", rows=data.rows)
 
 
-def _row(text: str, line: _Line) -> dict[str, Any]:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise line.must("hold a JSON object a line", f"invalid JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise line.must("hold a JSON object a line", type(row).__name__)
-    return row
+def load_held_out(evaluation: EvaluationConfig, columns: ColumnsConfig) -> tuple[Prompt, ...]:
+    """The held-out prompts, all of them."""
+    return load_prompts(evaluation.path, columns, field="evaluation.path", rows=evaluation.rows)
 
 
-def _prompt(row: dict[str, Any], index: int, columns: ColumnsConfig, line: _Line) -> Prompt:
-    value = _column(row, "prompt", columns.prompt, line)
-    messages = None if isinstance(value, str) else _messages(value, columns.prompt, line)
-    answer = _answer(_column(row, "answer", columns.answer, line), columns.answer, line)
+def _read(path: str, chosen: slice, field: str) -> Iterator[Row]:
+    if path.startswith(GYM):
+        return read_gym(path, chosen, field=field)
+    if ".py:" in path:
+        return read_function(path, chosen, field=field)
+    if Path(path).is_dir():
+        return read_folder(path, chosen, field=field)
+    if path.endswith(".parquet"):
+        return read_parquet(path, chosen, field=field)
+    return read_jsonl(path, chosen, field=field)
+
+
+def _prompt(row: Row, index: int, columns: ColumnsConfig) -> Prompt:
+    values, place = row.values, row.place
+    value = _column(values, "prompt", columns.prompt, place)
+    messages = None if isinstance(value, str) else _messages(value, columns.prompt, place)
+    answer = _answer(_column(values, "answer", columns.answer, place), columns.answer, place)
     return Prompt(
         index=index,
         messages=messages,
         text=value if messages is None else None,
         answer=answer,
-        metadata={name: row[name] for name in row if name not in (columns.prompt, columns.answer)},
+        metadata={name: values[name] for name in values if name not in (columns.prompt, columns.answer)},
     )
 
 
-def _column(row: dict[str, Any], role: str, name: str, line: _Line) -> Any:
+def _column(row: Mapping[str, Any], role: str, name: str, place: Place) -> Any:
     """The value of column `name`, which `data.columns.ROLE` names; it holds no text that a tokenizer cannot read."""
     if name not in row:
         found = f"no column {name!r}{nearest(name, row)}; the row has {sorted(row)}"
-        if line.field == "data.path":
-            raise DataError(f"data.columns.{role} must name a column of {line}: {found}")
-        raise DataError(f"{line.field} must hold the column that data.columns.{role} names, in {line}: {found}")
+        if place.field == "data.path":
+            raise DataError(f"data.columns.{role} must name a column of {place}: {found}")
+        raise DataError(f"{place.field} must hold the column that data.columns.{role} names, in {place}: {found}")
     try:
         json.dumps(row[name], ensure_ascii=False).encode()
+    except TypeError:
+        raise place.must(f"hold text, numbers, lists and mappings in column {name!r}", repr(row[name])) from None
     except UnicodeEncodeError:
-        raise line.must(f"hold whole characters in column {name!r}", "half of a surrogate pair") from None
+        raise place.must(f"hold whole characters in column {name!r}", "half of a surrogate pair") from None
     return row[name]
 
 
-def _messages(value: object, column: str, line: _Line) -> tuple[Message, ...]:
+def _messages(value: object, column: str, place: Place) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
-        raise line.must(f"hold a text or a list of messages in column {column!r}", repr(value))
+        raise place.must(f"hold a text or a list of messages in column {column!r}", repr(value))
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise line.must(f"hold messages with role and content in column {column!r}", repr(message))
-    return tuple(value)
+            raise place.must(f"hold messages with role and content in column {column!r}", repr(message))
+    return tuple(_without_absent(message) for message in value)
 
 
-def _answer(value: object, column: str, line: _Line) -> str:
+def _without_absent(message: Mapping[str, Any]) -> Message:
+    """A message without what columnar formats put where other rows have a key: None under every key of the column."""
+    return {name: value for name, value in message.items() if value is not None or name == "content"}
+
+
+def _answer(value: object, column: str, place: Place) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise line.must(f"hold a text or a number in column {column!r}", repr(value))
+        raise place.must(f"hold a text or a number in column {column!r}", repr(value))
     return str(value)

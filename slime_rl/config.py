@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -61,10 +62,12 @@ class ColumnsConfig(Section):
 
 
 class DataConfig(Section):
-    """The prompts to train on: a JSONL file, one row a line."""
+    """The prompts to train on, one a row."""
 
     path: str
-    """A JSONL file, one prompt a line."""
+    """A JSONL or Parquet file, a folder of Hugging Face datasets, `file.py:function`, or `reasoning-gym:TASK`."""
+    rows: str | None = None
+    """`start:stop` or `start:stop:step`, counted from 0: only these rows; all without it."""
     columns: ColumnsConfig = ColumnsConfig()
     """Which columns mean what; all others become metadata that rewards see."""
     template: Literal["chat", "none"] = "chat"
@@ -215,7 +218,9 @@ class EvaluationConfig(Section):
     """The held-out set, scored by the same reward on the same engines."""
 
     path: str
-    """A JSONL file with the same columns as the training data."""
+    """A data set of any kind that `data.path` may name, with the same columns as the training data."""
+    rows: str | None = None
+    """`start:stop` or `start:stop:step`, counted from 0: only these rows; all without it."""
     every: PositiveInt = 20
     """In steps; the start and the last step are always scored."""
     temperature: NonNegativeFloat = 0.0
@@ -304,7 +309,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _combine(self) -> Config:
-        for check in (_check_loop, _check_without_effect, _check_schedule):
+        for check in (_check_data, _check_loop, _check_without_effect, _check_schedule):
             check(self)
         return self
 
@@ -314,6 +319,20 @@ class Config(Section):
         if self.buffer.url:
             values["buffer"]["url"] = without_credentials(self.buffer.url)
         return yaml.safe_dump(values, sort_keys=False)
+
+
+def _check_data(config: Config) -> None:
+    _check_rows("data.rows", config.data.rows)
+    if config.evaluation is not None:
+        _check_rows("evaluation.rows", config.evaluation.rows)
+
+
+def _check_rows(path: str, rows: str | None) -> None:
+    if rows is not None:
+        try:
+            parse_rows(rows)
+        except ValueError as error:
+            raise ConfigError(path, str(error), rows) from None
 
 
 def _check_loop(config: Config) -> None:
@@ -371,6 +390,17 @@ def without_credentials(url: str) -> str:
     """A URL without user, password and query: what may be shown and logged."""
     scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
     return scheme + slashes + rest.rpartition("@")[2].partition("?")[0]
+
+
+def parse_rows(text: str) -> slice:
+    """The slice that `start:stop:step` spells; raises ValueError for any other text, and for one that is empty."""
+    found = re.fullmatch(r"(\d*):(\d*)(?::(\d*))?", text)
+    if found is None:
+        raise ValueError("must be start:stop or start:stop:step, in whole numbers from 0")
+    start, stop, step = (int(part) if part else None for part in found.groups())
+    if step == 0 or (stop is not None and stop <= (start or 0)):
+        raise ValueError("must choose at least one row")
+    return slice(start, stop, step)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

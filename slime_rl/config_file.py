@@ -41,8 +41,19 @@ def validate(values: Mapping[str, Any]) -> Config:
         raise _first_fault(error) from None
 
 
+_WITHOUT_BASE_60 = {
+    "tag:yaml.org,2002:int": re.compile(
+        r"^(?:[-+]?0b[01_]+|[-+]?0[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x[0-9a-fA-F_]+)$"
+    ),
+    "tag:yaml.org,2002:float": re.compile(
+        r"^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+}
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-6 is a number, as everybody means it, and a repeated key is an error."""
+    """YAML in which 1e-6 is a number and 1:30 a text, as everybody means it, and a repeated key is an error."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -54,6 +65,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, _WITHOUT_BASE_60.get(tag, pattern)) for tag, pattern in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )

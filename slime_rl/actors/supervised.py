@@ -6,22 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slime_rl.buffer.dataset import load_prompts
 from slime_rl.buffer.order import prompt_index
 from slime_rl.config import Config
 from slime_rl.rollout.rendering import Renderer
-from slime_rl.types import Finish, Group, Sample, Span, Version
+from slime_rl.types import Finish, Group, Prompt, Sample, Span, Version
 
 
 class WorkedExamples:
-    """Each row is a group of one sample: the rendered prompt, masked out, and the reference answer, masked in.
+    """Each of `prompts` as a group of one sample: the prompt rendered, masked out, and its answer, masked in."""
 
-    `field` says which of the configuration's data sets: "data.path" or "evaluation.path".
-    """
-
-    def __init__(self, config: Config, path: str, *, field: str) -> None:
+    def __init__(self, config: Config, prompts: Sequence[Prompt]) -> None:
         self._config = config
-        self._prompts = load_prompts(path, config.data.columns, field=field)
+        self._prompts = prompts
         self._renderer = Renderer(config.model, config.data)
         self._samples: dict[int, Sample] = {}
 

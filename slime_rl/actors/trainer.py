@@ -13,6 +13,7 @@ import ray
 
 from slime_rl.actors.crew import Crew, Member, write_output_to
 from slime_rl.actors.supervised import WorkedExamples
+from slime_rl.buffer.dataset import load_held_out, load_training
 from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.reader import GroupReader
 from slime_rl.config import Config
@@ -30,7 +31,7 @@ OpenReader = Callable[[], ReadGroups]
 
 def read_worked_examples(config: Config) -> ReadGroups:
     """A reader of the training data's rows as groups."""
-    return WorkedExamples(config, config.data.path, field="data.path")
+    return WorkedExamples(config, load_training(config.data))
 
 
 def read_from_buffer(endpoint: Endpoint, run_id: str) -> ReadGroups:
@@ -78,7 +79,7 @@ class TrainerActor:
         evaluation = self._config.evaluation
         assert evaluation is not None, "the configuration has no evaluation section"
         if self._held_out is None:
-            self._held_out = WorkedExamples(self._config, evaluation.path, field="evaluation.path")
+            self._held_out = WorkedExamples(self._config, load_held_out(evaluation, self._config.data.columns))
         num_ranks = self._config.trainer.data_parallel
         return self._megatron.probability(self._held_out.share(self._rank, num_ranks, evaluation.max_prompts))
 

@@ -12,7 +12,7 @@ import ray
 
 from slime_rl import loop
 from slime_rl.actors.crew import write_output_to
-from slime_rl.buffer.dataset import load_prompts
+from slime_rl.buffer.dataset import load_held_out, load_training
 from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.redis_buffer import RedisBuffer
@@ -57,7 +57,7 @@ class WorkerActor:
         http = EngineHttp(self._around.router, timeout_s=config.rollout.request_timeout_s)
         self._http = await self._stack.enter_async_context(http)
         self._renderer = Renderer(config.model, config.data)
-        self._prompts = load_prompts(config.data.path, config.data.columns, field="data.path")
+        self._prompts = load_training(config.data)
         self._reward = await self._stack.enter_async_context(GraderPool(config.reward, log=self._grader_log))
 
     async def produce(self) -> None:
@@ -104,7 +104,7 @@ class WorkerActor:
         limit = evaluation.max_new_tokens or config.sampling.max_new_tokens
         sampling = config.sampling.model_copy(update={"max_new_tokens": limit})
         program = SingleTurn(http=self._http, renderer=self._renderer, sampling=sampling)
-        prompts = load_prompts(evaluation.path, config.data.columns, field="evaluation.path")
+        prompts = load_held_out(evaluation, config.data.columns)
         return await evaluate(prompts, program, self._reward, evaluation=evaluation)
 
     async def stop(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_rl.buffer.dataset import load_prompts
+from slime_rl.buffer.dataset import load_held_out, load_training
 from slime_rl.config import Config
 from slime_rl.errors import ConfigError, DataError
 from slime_rl.journal.folder import check_unused
@@ -69,11 +69,11 @@ def check_evaluation(config: Config) -> Inputs:
 
 def _read(config: Config) -> Inputs:
     check_tokenizer(config.model.path)
-    prompts = load_prompts(config.data.path, config.data.columns, field="data.path")
+    prompts = load_training(config.data)
     evaluation = config.evaluation
     held_out: tuple[Prompt, ...] = ()
     if evaluation is not None:
-        held_out = load_prompts(evaluation.path, config.data.columns, field="evaluation.path")[: evaluation.max_prompts]
+        held_out = load_held_out(evaluation, config.data.columns)[: evaluation.max_prompts]
     renderer = Renderer(config.model, config.data)
     for field, rendered in (("data.path", prompts[:NUM_RENDERED]), ("evaluation.path", held_out[:NUM_RENDERED])):
         renderer.check(rendered, field=field)

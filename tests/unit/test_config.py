@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from slime_rl.config import Config
-from slime_rl.config_file import load_config, validate
+from slime_rl.config_file import load_config, parse_yaml, validate
 from slime_rl.errors import ConfigError
 
 
@@ -57,6 +57,12 @@ def values(**sections):
             {"objective": {"correction": "none", "correction_cap": 3.0}},
             "objective.correction_cap has no effect when objective.correction is none, got 3.0",
         ),
+        (
+            {"data": {"path": "d", "rows": "5"}},
+            "data.rows must be start:stop or start:stop:step, in whole numbers from 0, got '5'",
+        ),
+        ({"data": {"path": "d", "rows": "5:5"}}, "data.rows must choose at least one row, got '5:5'"),
+        ({"evaluation": {"path": "e", "rows": "::0"}}, "evaluation.rows must choose at least one row, got '::0'"),
         ({"trainer": {"min_lr": 1e-7}}, "trainer.min_lr has no effect when trainer.lr_schedule is constant, got 1e-07"),
         ({"trainer": {"lr_warmup_steps": 4}}, "trainer.lr_warmup_steps must be at most loop.steps, 3, got 4"),
         (
@@ -163,3 +169,19 @@ def test_a_configuration_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         config.loop.steps = 4
     assert isinstance(config, Config)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1:30", "1:30"),
+        ("1:30:2", "1:30:2"),
+        ("1:30.5", "1:30.5"),
+        ("130", 130),
+        ("-0x1F", -31),
+        ("1.5", 1.5),
+        ("1e-6", 1e-6),
+    ],
+)
+def test_a_slice_is_a_text_and_a_number_a_number(text, value):
+    assert parse_yaml(text, source="override") == value
