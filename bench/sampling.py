@@ -87,7 +87,7 @@ async def _stand(config: Config) -> AsyncIterator[Stand]:
         ):
             yield Stand(
                 config=config,
-                prompts=load_prompts(config.data.path, config.data.columns, field="data.path"),
+                prompts=load_prompts(config.data.named["data"].path, config.data.columns, field="data.path"),
                 renderer=Renderer(config.model, config.data),
                 url=server.start(),
                 reward=reward,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from slime_rl.buffer.order import prompt_index
+from slime_rl.buffer.order import Order, Source
 from slime_rl.config import Config
 
 MAX_STEPS = 2**20 - 1
@@ -19,6 +19,7 @@ FROZEN = {
     "num_prompts": "data",
     "seed": "run.seed",
     "shuffle": "data.shuffle",
+    "sources": "data",
 }
 """What a resumed run must keep, and where the configuration says it."""
 
@@ -49,6 +50,7 @@ class Pacing:
     wait_timeout_s: float
     slot_timeout_s: float
     surplus: int = 0
+    sources: tuple[Source, ...] = ()
     on_straggler: Literal["wait", "requeue", "mask"] = "wait"
 
     def __post_init__(self) -> None:
@@ -70,7 +72,12 @@ class Pacing:
     @property
     def num_issues(self) -> int | None:
         """How many prompts the data holds over all epochs, or None where it never ends."""
-        return None if self.max_epochs is None else self.num_prompts * self.max_epochs
+        return None if self.max_epochs is None else self.order.num_issues(self.max_epochs)
+
+    @property
+    def order(self) -> Order:
+        """The order of the prompts; without `sources` all rows are one."""
+        return Order(self.sources or (Source(self.num_prompts),), self.seed, self.shuffle)
 
     @property
     def limits(self) -> dict[str, int | float]:
@@ -89,11 +96,11 @@ class Pacing:
 
     def prompt_index(self, group_id: int) -> int:
         """The row of the data set that a group id stands for."""
-        return prompt_index(group_id, num_prompts=self.num_prompts, seed=self.seed, shuffle=self.shuffle)
+        return self.order.row(group_id)
 
 
-def pacing_of(config: Config, *, run_id: str, num_prompts: int) -> Pacing:
-    """The pacing that a configuration asks for, over a data set of `num_prompts` rows."""
+def pacing_of(config: Config, *, run_id: str, num_prompts: int, sources: tuple[Source, ...] = ()) -> Pacing:
+    """The pacing that a configuration asks for, over a data set of `num_prompts` rows in `sources`."""
     loop = config.loop
     return Pacing(
         run_id=run_id,
@@ -110,6 +117,7 @@ def pacing_of(config: Config, *, run_id: str, num_prompts: int) -> Pacing:
         lease_s=loop.lease_s,
         wait_timeout_s=loop.wait_timeout_s,
         slot_timeout_s=loop.wait_timeout_s + config.trainer.step_timeout_s,
+        sources=sources,
         surplus=math.ceil((config.rollout.oversample - 1.0) * loop.groups_per_step),
         on_straggler=loop.on_straggler,
     )

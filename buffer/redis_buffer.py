@@ -143,7 +143,7 @@ class RedisBuffer(GroupBuffer):
             await self._run("restore", *NO_INCARNATION, snapshot.version, packed, *claims)
 
     def _check_frozen(self, stored: dict[str, Any]) -> None:
-        ours = dataclasses.asdict(self.pacing)
+        ours = json.loads(json.dumps(dataclasses.asdict(self.pacing)))
         for name, path in FROZEN.items():
             if stored.get(name) != ours[name]:
                 raise ConfigError(path, f"must stay as the run began, with {name} {stored.get(name)!r}", ours[name])

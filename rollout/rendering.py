@@ -37,6 +37,11 @@ class Renderer:
         if data.template == "chat" and not self._tokenizer.chat_template:
             expected = f"must be none, since the tokenizer of {model.path!r} has no chat template"
             raise ConfigError("data.template", expected, data.template)
+        for field, column in _tools_columns(data):
+            if "tools" not in str(self._tokenizer.chat_template):
+                raise ConfigError(
+                    field, f"must be none, since the chat template of {model.path!r} shows no tools", column
+                )
         special = [t.content for t in self._tokenizer.added_tokens_decoder.values() if t.special]
         special = sorted({*special, *self._tokenizer.all_special_tokens}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
@@ -52,10 +57,14 @@ class Renderer:
         Raises DataError with the field, the prompt's index and its column.
         """
         for prompt in prompts:
-            try:
-                self.encode_prompt(prompt)
-            except DataError as error:
-                raise DataError(f"{field}: {error}") from error.__cause__
+            self.count_tokens(prompt, field=field)
+
+    def count_tokens(self, prompt: Prompt, *, field: str) -> int:
+        """How many tokens a prompt of the data set has that the configuration's `field` names; raises as `check`."""
+        try:
+            return len(self.encode_prompt(prompt))
+        except DataError as error:
+            raise DataError(f"{field}: {error}") from error.__cause__
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """The token ids that the model continues.
@@ -102,9 +111,13 @@ class Renderer:
             spelled.append(match[0])
             return f"{mark}{len(spelled) - 1}."
 
-        messages = [_map_strings(m, lambda text: self._special.sub(hide, text)) for m in self._messages(prompt)]
+        def hidden(text: str) -> str:
+            return self._special.sub(hide, text)
+
+        messages = [_map_strings(message, hidden) for message in self._messages(prompt)]
+        tools = _map_strings(prompt.tools, hidden)
         try:
-            rendered = self._render(messages, add_generation_prompt=True)
+            rendered = self._render(messages, tools=tools, add_generation_prompt=True)
         except TEMPLATE_ERRORS as error:
             raise self._data_error(prompt, f"must fit the chat template of model.path, got {_line(error)}") from error
         parts = re.split(rf"{mark}(\d+)\.", rendered)
@@ -120,9 +133,9 @@ class Renderer:
             messages.insert(0, {"role": "system", "content": self._data.system_prompt})
         return messages
 
-    def _render(self, messages: list[Any], *, add_generation_prompt: bool) -> str:
+    def _render(self, messages: list[Any], *, tools: list[Any] | None = None, add_generation_prompt: bool) -> str:
         rendered = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
         )
         assert isinstance(rendered, str)
         return rendered
@@ -163,18 +176,24 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def _tools_columns(data: DataConfig) -> list[tuple[str, str]]:
+    """Each column of tools that the configuration names, by its dotted path."""
+    named = {"data": data.columns} | {name: source.columns for name, source in data.named.items() if source.columns}
+    return [(f"{name}.columns.tools", columns.tools) for name, columns in named.items() if columns.tools is not None]
+
+
 def _line(error: Exception) -> str:
     """What an error says, in one line."""
     return " ".join(str(error).split())
 
 
 def _map_strings(value: Any, change: Any) -> Any:
-    """`value` with `change` applied to each string inside it; roles and keys are the data set's own too."""
+    """`value` with `change` applied to each string inside it; keys are the data set's own too."""
     match value:
         case str():
             return change(value)
         case dict():
-            return {key: _map_strings(item, change) for key, item in value.items()}
+            return {_map_strings(key, change): _map_strings(item, change) for key, item in value.items()}
         case list() | tuple():
             return [_map_strings(item, change) for item in value]
         case _:

@@ -59,25 +59,53 @@ class ColumnsConfig(Section):
     """Holds a text or a list of chat messages."""
     answer: str = "answer"
     """Holds what the reward compares with."""
+    tools: str | None = None
+    """Holds the tools that the chat template shows: a list of mappings, JSON text of one, or nothing."""
+
+
+class SourceConfig(Section):
+    """One of several parts of the training data."""
+
+    path: str
+    """As `data.path`."""
+    weight: PositiveFloat = 1.0
+    """Its share of the groups is this, over the sum of all weights."""
+    rows: str | None = None
+    """As `data.rows`."""
+    columns: ColumnsConfig | None = None
+    """By default `data.columns`."""
 
 
 class DataConfig(Section):
     """The prompts to train on, one a row."""
 
-    path: str
+    path: str | None = None
     """A JSONL or Parquet file, a folder of Hugging Face datasets, `file.py:function`, or `reasoning-gym:TASK`."""
     rows: str | None = None
     """`start:stop` or `start:stop:step`, counted from 0: only these rows; all without it."""
+    sources: Annotated[tuple[SourceConfig, ...], Strict(False)] = ()
+    """In place of `path`: several data sets, mixed by weights."""
     columns: ColumnsConfig = ColumnsConfig()
     """Which columns mean what; all others become metadata that rewards see."""
     template: Literal["chat", "none"] = "chat"
     """`chat` renders the model's chat template, `none` continues the text as it is."""
     system_prompt: str | None = None
     """Put before the messages of every prompt."""
+    max_prompt_tokens: PositiveInt | None = None
+    """How long a prompt to train on may be, as rendered; each one is rendered before the run starts to see it."""
+    over_long: Literal["error", "drop"] = "error"
+    """What becomes of a longer one: an error, or it is left out and counted."""
     shuffle: bool = True
     """A new seeded order in each epoch."""
     max_epochs: PositiveInt | None = None
-    """How often the data may be used; without it, until `loop.steps` are done."""
+    """How often each source may be used; without it, until `loop.steps` are done."""
+
+    @property
+    def named(self) -> dict[str, SourceConfig]:
+        """The sources by the dotted path that each has in the configuration; one where `path` stands alone."""
+        if self.path is not None:
+            return {"data": SourceConfig(path=self.path, rows=self.rows)}
+        return {f"data.sources.{number}": source for number, source in enumerate(self.sources)}
 
 
 class RewardConfig(Section):
@@ -322,7 +350,21 @@ class Config(Section):
 
 
 def _check_data(config: Config) -> None:
-    _check_rows("data.rows", config.data.rows)
+    data = config.data
+    if data.path is None and not data.sources:
+        raise ConfigError("data.path", "is required, or data.sources", None)
+    if data.path is not None and data.sources:
+        raise ConfigError("data.path", "has no effect beside data.sources", data.path)
+    if data.rows is not None and data.sources:
+        raise ConfigError("data.rows", "has no effect beside data.sources", data.rows)
+    if data.over_long == "drop" and data.max_prompt_tokens is None:
+        raise ConfigError("data.over_long", "has no effect without data.max_prompt_tokens", data.over_long)
+    for name, source in data.named.items():
+        _check_rows(f"{name}.rows", source.rows)
+        columns = source.columns or data.columns
+        if columns.tools is not None and data.template == "none":
+            path = f"{name}.columns.tools" if source.columns else "data.columns.tools"
+            raise ConfigError(path, "has no effect when data.template is none", columns.tools)
     if config.evaluation is not None:
         _check_rows("evaluation.rows", config.evaluation.rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -37,15 +37,21 @@ def rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, s
     """Path, type, default and meaning of each field of `model`."""
     for name, field in model.model_fields.items():
         path = f"{prefix}.{name}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        if _is_section(field.annotation):
             yield from rows(path, field.annotation)
         else:
             yield path, _kind(field.annotation), _default(field), field.description or ""
+            if get_origin(field.annotation) is tuple and _is_section(item := get_args(field.annotation)[0]):
+                yield from rows(f"{path}.N", item)
 
 
 def _model(field: FieldInfo) -> type[BaseModel]:
     candidates = (field.annotation, *getattr(field.annotation, "__args__", ()))
-    return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return next(c for c in candidates if _is_section(c))
+
+
+def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _kind(annotation: Any) -> str:
@@ -54,6 +60,8 @@ def _kind(annotation: Any) -> str:
         return " or ".join(f"`{a}`" for a in arguments)
     if type(None) in getattr(annotation, "__args__", ()):
         return " or ".join(_kind(a) for a in arguments)
+    if _is_section(annotation):
+        return "mapping"
     base = getattr(annotation, "__origin__", annotation)
     return {dict: "mapping", tuple: "list"}.get(base) or getattr(base, "__name__", str(base))
 

@@ -32,13 +32,15 @@ class Finish(StrEnum):
 class Prompt:
     """One task to attempt: what the model sees and what the reward compares with.
 
-    Exactly one of `messages` and `text` is set. `metadata` holds every other column of the row.
+    Exactly one of `messages` and `text` is set. `tools` are what the chat template shows as tools. `metadata` holds
+    every other column of the row.
     """
 
     index: int
     messages: tuple[Message, ...] | None = None
     text: str | None = None
     answer: str = ""
+    tools: tuple[Mapping[str, Any], ...] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slime_rl.buffer.order import prompt_index
+from slime_rl.buffer.order import Order, Source
 from slime_rl.config import Config
 from slime_rl.rollout.rendering import Renderer
 from slime_rl.types import Finish, Group, Prompt, Sample, Span, Version
@@ -15,17 +15,15 @@ from slime_rl.types import Finish, Group, Prompt, Sample, Span, Version
 class WorkedExamples:
     """Each of `prompts` as a group of one sample: the prompt rendered, masked out, and its answer, masked in."""
 
-    def __init__(self, config: Config, prompts: Sequence[Prompt]) -> None:
-        self._config = config
+    def __init__(self, config: Config, prompts: Sequence[Prompt], sources: tuple[Source, ...] = ()) -> None:
         self._prompts = prompts
+        self._order = Order(sources or (Source(len(prompts)),), config.run.seed, config.data.shuffle)
         self._renderer = Renderer(config.model, config.data)
         self._samples: dict[int, Sample] = {}
 
     def __call__(self, ids: Sequence[int]) -> list[Group]:
         """The groups of `ids`, which count rows over all epochs in their seeded order."""
-        data, seed = self._config.data, self._config.run.seed
-        size = len(self._prompts)
-        return [self._group(id, prompt_index(id, num_prompts=size, seed=seed, shuffle=data.shuffle)) for id in ids]
+        return [self._group(id, self._order.row(id)) for id in ids]
 
     def share(self, rank: int, num_ranks: int, max_prompts: int | None) -> list[Group]:
         """This rank's part of the first `max_prompts` rows, in the order of the file."""

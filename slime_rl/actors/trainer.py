@@ -13,7 +13,7 @@ import ray
 
 from slime_rl.actors.crew import Crew, Member, write_output_to
 from slime_rl.actors.supervised import WorkedExamples
-from slime_rl.buffer.dataset import load_held_out, load_training
+from slime_rl.buffer.dataset import Selection, load_held_out, load_selected
 from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.reader import GroupReader
 from slime_rl.config import Config
@@ -29,9 +29,9 @@ OpenReader = Callable[[], ReadGroups]
 """Makes, inside the rank's process, what reads groups by id."""
 
 
-def read_worked_examples(config: Config) -> ReadGroups:
+def read_worked_examples(config: Config, selection: Selection) -> ReadGroups:
     """A reader of the training data's rows as groups."""
-    return WorkedExamples(config, load_training(config.data))
+    return WorkedExamples(config, load_selected(config.data, selection), selection.sources)
 
 
 def read_from_buffer(endpoint: Endpoint, run_id: str) -> ReadGroups:

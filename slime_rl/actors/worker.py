@@ -12,7 +12,7 @@ import ray
 
 from slime_rl import loop
 from slime_rl.actors.crew import write_output_to
-from slime_rl.buffer.dataset import load_held_out, load_training
+from slime_rl.buffer.dataset import Selection, load_held_out, load_selected
 from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.redis_buffer import RedisBuffer
@@ -32,11 +32,12 @@ CANARY = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Where a worker finds the rest of the run; `buffer` is None for one that only evaluates."""
+    """Where a worker finds the rest of the run, and which rows all use; one that only evaluates has no `buffer`."""
 
     router: Address
     logs: Path
     buffer: tuple[Endpoint, Pacing] | None
+    selection: Selection
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -57,7 +58,7 @@ class WorkerActor:
         http = EngineHttp(self._around.router, timeout_s=config.rollout.request_timeout_s)
         self._http = await self._stack.enter_async_context(http)
         self._renderer = Renderer(config.model, config.data)
-        self._prompts = load_training(config.data)
+        self._prompts = load_selected(config.data, self._around.selection)
         self._reward = await self._stack.enter_async_context(GraderPool(config.reward, log=self._grader_log))
 
     async def produce(self) -> None:

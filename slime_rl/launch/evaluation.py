@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from slime_rl.actors.worker import Surroundings
+from slime_rl.buffer.dataset import Selection
 from slime_rl.config import Config
 from slime_rl.errors import ConfigError, cause_first
 from slime_rl.guard import Guard
@@ -30,16 +31,16 @@ def run(config: Config) -> float:
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=parent))
     with Guard(), ray_cluster(), cause_first():
-        result = run_to_end(_evaluate(config, folder / "logs"))
+        result = run_to_end(_evaluate(config, folder / "logs", inputs.selection))
     _write(folder, config, inputs.held_out, result)
     console.print(f"score {result.score:.4f} over {len(result.scores)} prompts; {folder}")
     return result.score
 
 
-async def _evaluate(config: Config, logs: Path) -> Evaluation:
+async def _evaluate(config: Config, logs: Path, selection: Selection) -> Evaluation:
     with console.status("starting the engines"):
         async with Fleet(config, logs=logs) as fleet:
-            around = Surroundings(router=fleet.router, logs=logs, buffer=None)
+            around = Surroundings(router=fleet.router, logs=logs, buffer=None, selection=selection)
             async with Workers(config, around, num_workers=1) as workers:
                 return await workers.evaluate()
 

@@ -105,6 +105,8 @@ class Observer:
             "steps": len(self.rows),
             "heldout_before": self.scores[0][1] if self.scores else None,
             "heldout_after": self.scores[-1][1] if self.scores else None,
+            "prompts": len(self._inputs.prompts),
+            "prompts_over_long": self._inputs.selection.num_left_out,
             "heldout_overlap": self._inputs.overlap,
             "max_lag_seen": int(max((row["lag_max"] for row in self.rows), default=0)),
             "logprob_abs_diff_mean": self._difference.mean,

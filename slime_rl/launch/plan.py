@@ -20,7 +20,7 @@ def show(config: Config, inputs: Inputs) -> None:
     rows = {
         "steps": f"{loop.steps}, {mode}, {'colocated' if loop.colocated else 'split'}",
         "samples a step": f"{loop.groups_per_step} groups of {loop.samples_per_prompt}, in {loop.slots} slots",
-        "prompts": f"{len(inputs.prompts)} to train on, {len(inputs.held_out)} held out",
+        "prompts": f"{len(inputs.prompts)} to train on, {len(inputs.held_out)} held out{_left_out(inputs)}",
         "engines": f"{rollout.num_engines} SGLang servers behind a {rollout.router_policy} router",
         "rollout workers": f"{rollout.num_workers}, reward {config.reward.function}",
         "trainer ranks": f"{config.trainer.data_parallel} of Megatron, {config.model.dtype}",
@@ -34,3 +34,8 @@ def show(config: Config, inputs: Inputs) -> None:
     tokens = renderer.encode_prompt(inputs.prompts[0])
     console.print("first prompt:", Text(repr(renderer.decode(tokens))))
     console.print("as tokens:", tokens)
+
+
+def _left_out(inputs: Inputs) -> str:
+    count = inputs.selection.num_left_out
+    return f", {count} left out as over-long" if count else ""

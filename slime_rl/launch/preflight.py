@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_rl.buffer.dataset import load_held_out, load_training
+from slime_rl.buffer.dataset import Selection, load_held_out, read_sources
 from slime_rl.config import Config
 from slime_rl.errors import ConfigError, DataError
 from slime_rl.journal.folder import check_unused
+from slime_rl.launch.selection import NUM_RENDERED, select_rows
 from slime_rl.rewards.trial import check_loads
 from slime_rl.rollout.arguments import check_sglang_arguments
 from slime_rl.rollout.model_folder import check_tokenizer
@@ -22,9 +23,6 @@ from slime_rl.types import Prompt
 REWARD_TIMEOUT_S = 60.0
 """How long a reward's module may take to load."""
 
-NUM_RENDERED = 1000
-"""How many prompts of each data set are rendered to see that they can be."""
-
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
@@ -32,6 +30,7 @@ class Inputs:
 
     prompts: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
+    selection: Selection
 
     @property
     def overlap(self) -> int:
@@ -69,16 +68,17 @@ def check_evaluation(config: Config) -> Inputs:
 
 def _read(config: Config) -> Inputs:
     check_tokenizer(config.model.path)
-    prompts = load_training(config.data)
+    read = read_sources(config.data)
     evaluation = config.evaluation
     held_out: tuple[Prompt, ...] = ()
     if evaluation is not None:
         held_out = load_held_out(evaluation, config.data.columns)[: evaluation.max_prompts]
     renderer = Renderer(config.model, config.data)
-    for field, rendered in (("data.path", prompts[:NUM_RENDERED]), ("evaluation.path", held_out[:NUM_RENDERED])):
-        renderer.check(rendered, field=field)
+    prompts, selection = select_rows(config.data, read, renderer)
+    renderer.check(held_out[:NUM_RENDERED], field="evaluation.path")
+    for rendered in (*(part[:NUM_RENDERED] for part in selection.parts(prompts)), held_out[:NUM_RENDERED]):
         _check_room(config, renderer, rendered)
-    return Inputs(prompts, held_out)
+    return Inputs(prompts, held_out, selection)
 
 
 def _check_room(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> None:

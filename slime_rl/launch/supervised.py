@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from slime_rl.actors.trainer import TrainerGroup, read_worked_examples
+from slime_rl.buffer.dataset import Selection
+from slime_rl.buffer.order import Order
 from slime_rl.config import Config
 from slime_rl.errors import ConfigError, cause_first
 from slime_rl.guard import Guard
@@ -15,6 +17,7 @@ from slime_rl.journal.metrics import MetricsLog
 from slime_rl.launch import preflight
 from slime_rl.launch.cluster import ray_cluster, run_to_end
 from slime_rl.launch.progress import console, step_bar
+from slime_rl.launch.selection import tell
 from slime_rl.types import AssignedGroup, Assignment, Version
 
 
@@ -22,23 +25,25 @@ def run(config: Config) -> Path:
     """Train and return the Hugging Face folder of the last weights."""
     preflight.require(config, loss="sft", command="sft")
     inputs = preflight.check(config)
+    tell(config, inputs.selection)
     epochs = config.data.max_epochs
     wanted = config.loop.steps * config.loop.groups_per_step
-    if epochs is not None and wanted > epochs * len(inputs.prompts):
-        expected = f"must ask for at most {epochs * len(inputs.prompts)} prompts (data.max_epochs is {epochs})"
+    order = Order(inputs.selection.sources, config.run.seed, config.data.shuffle)
+    if epochs is not None and wanted > order.num_issues(epochs):
+        expected = f"must ask for at most {order.num_issues(epochs)} prompts (data.max_epochs is {epochs})"
         raise ConfigError("loop.steps", f"{expected} at {config.loop.groups_per_step} a step", config.loop.steps)
     folder = run_folder.create(config)
     with Guard(), ray_cluster(), cause_first():
-        run_to_end(_train(config, folder))
+        run_to_end(_train(config, folder, inputs.selection))
     console.print(f"weights: {folder.export}")
     return folder.export
 
 
-async def _train(config: Config, folder: RunFolder) -> None:
+async def _train(config: Config, folder: RunFolder, selection: Selection) -> None:
     trainer = TrainerGroup(
         config,
         logs=folder.logs,
-        open_reader=partial(read_worked_examples, config),
+        open_reader=partial(read_worked_examples, config, selection),
         engines=(),
         checkpoint=folder.checkpoint,
         prune=partial(folder.prune, config.checkpoint.keep),

@@ -28,6 +28,7 @@ from slime_rl.launch.fleet import Fleet
 from slime_rl.launch.observer import Observer, Parts
 from slime_rl.launch.preflight import Inputs
 from slime_rl.launch.progress import console, driver_log, step_bar
+from slime_rl.launch.selection import tell
 from slime_rl.launch.workers import Workers
 
 
@@ -35,6 +36,7 @@ def run(config: Config) -> dict[str, Any]:
     """Run the whole training and return its summary; what it leaves is in the run folder."""
     preflight.require(config, loss="grpo", command="train")
     inputs = preflight.check(config)
+    tell(config, inputs.selection)
     folder = run_folder.create(config)
     with Guard(), driver_log(folder.logs), ray_cluster(), cause_first():
         return run_to_end(_train(config, folder, inputs))
@@ -50,7 +52,7 @@ async def _train(config: Config, folder: RunFolder, inputs: Inputs) -> dict[str,
     phases = Phases()
     async with contextlib.AsyncExitStack() as stack:
         with phases.measure("start"), console.status("starting the buffer, the engines and the workers"):
-            parts = await _bring_up(config, folder, len(inputs.prompts), stack)
+            parts = await _bring_up(config, folder, inputs, stack)
         bar = stack.enter_context(step_bar("training", config.loop.steps))
         observer = Observer(config, folder=folder, inputs=inputs, phases=phases, bar=bar, parts=parts)
         stack.callback(observer.close)
@@ -68,14 +70,15 @@ async def _train(config: Config, folder: RunFolder, inputs: Inputs) -> dict[str,
     return summary
 
 
-async def _bring_up(config: Config, folder: RunFolder, num_prompts: int, stack: contextlib.AsyncExitStack) -> Parts:
+async def _bring_up(config: Config, folder: RunFolder, inputs: Inputs, stack: contextlib.AsyncExitStack) -> Parts:
     """Start everything; `stack` ends it in the reverse order."""
     endpoint, server = stack.enter_context(_server(config, folder))
-    pacing = pacing_of(config, run_id=folder.id, num_prompts=num_prompts)
+    selection = inputs.selection
+    pacing = pacing_of(config, run_id=folder.id, num_prompts=len(inputs.prompts), sources=selection.sources)
     buffer = await RedisBuffer.open(endpoint, pacing, create=True)
     stack.push_async_callback(buffer.close)
     fleet = await stack.enter_async_context(Fleet(config, logs=folder.logs))
-    around = Surroundings(router=fleet.router, logs=folder.logs, buffer=(endpoint, pacing))
+    around = Surroundings(router=fleet.router, logs=folder.logs, buffer=(endpoint, pacing), selection=selection)
     workers = Workers(config, around, num_workers=config.rollout.num_workers)
     await stack.enter_async_context(workers)
     trainer = TrainerGroup(

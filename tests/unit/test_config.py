@@ -61,6 +61,26 @@ def values(**sections):
             {"data": {"path": "d", "rows": "5"}},
             "data.rows must be start:stop or start:stop:step, in whole numbers from 0, got '5'",
         ),
+        ({"data": {}}, "data.path is required, or data.sources, got nothing"),
+        ({"data": {"path": "d", "sources": [{"path": "e"}]}}, "data.path has no effect beside data.sources, got 'd'"),
+        ({"data": {"rows": "1:", "sources": [{"path": "e"}]}}, "data.rows has no effect beside data.sources, got '1:'"),
+        (
+            {"data": {"sources": [{"path": "d"}, {"path": "e", "rows": "7"}]}},
+            "data.sources.1.rows must be start:stop or start:stop:step, in whole numbers from 0, got '7'",
+        ),
+        ({"data": {"sources": [{"path": "d", "weight": 0}]}}, "data.sources.0.weight must be above 0, got 0"),
+        (
+            {"data": {"path": "d", "over_long": "drop"}},
+            "data.over_long has no effect without data.max_prompt_tokens, got 'drop'",
+        ),
+        (
+            {"data": {"path": "d", "template": "none", "columns": {"tools": "t"}}},
+            "data.columns.tools has no effect when data.template is none, got 't'",
+        ),
+        (
+            {"data": {"template": "none", "sources": [{"path": "d", "columns": {"tools": "t"}}]}},
+            "data.sources.0.columns.tools has no effect when data.template is none, got 't'",
+        ),
         ({"data": {"path": "d", "rows": "5:5"}}, "data.rows must choose at least one row, got '5:5'"),
         ({"evaluation": {"path": "e", "rows": "::0"}}, "evaluation.rows must choose at least one row, got '::0'"),
         ({"trainer": {"min_lr": 1e-7}}, "trainer.min_lr has no effect when trainer.lr_schedule is constant, got 1e-07"),
