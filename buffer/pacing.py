@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from slime_rl.buffer.order import Order, Source
 from slime_rl.config import Config
@@ -58,6 +60,11 @@ class Pacing:
             raise ValueError(f"a run id has no braces and is not empty, got {self.run_id!r}")
         if self.num_steps + self.max_lag > MAX_STEPS:
             raise ValueError(f"expected at most {MAX_STEPS} steps with their lag, got {self.num_steps + self.max_lag}")
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The fields as JSON gives them back."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @property
     def slots(self) -> int:

@@ -112,7 +112,7 @@ class RedisBuffer(GroupBuffer):
         reply = await self._run("attach", *NO_INCARNATION)
         if reply["verdict"] == "missing":
             raise StoreError(f"there is no run {self.pacing.run_id!r} at {self._endpoint}")
-        theirs, ours = json.loads(reply["pacing"]), dataclasses.asdict(self.pacing)
+        theirs, ours = json.loads(reply["pacing"]), self.pacing.stored
         for name in ours:
             if theirs.get(name) != ours[name]:
                 raise StoreError(
@@ -143,7 +143,7 @@ class RedisBuffer(GroupBuffer):
             await self._run("restore", *NO_INCARNATION, snapshot.version, packed, *claims)
 
     def _check_frozen(self, stored: dict[str, Any]) -> None:
-        ours = json.loads(json.dumps(dataclasses.asdict(self.pacing)))
+        ours = self.pacing.stored
         for name, path in FROZEN.items():
             if stored.get(name) != ours[name]:
                 raise ConfigError(path, f"must stay as the run began, with {name} {stored.get(name)!r}", ours[name])
@@ -152,7 +152,7 @@ class RedisBuffer(GroupBuffer):
         """A new incarnation, the pacing and the limits, as `create`, `rollback` and `restore` take them."""
         self._incarnation = draw_incarnation()
         limits = [part for pair in self.pacing.limits.items() for part in pair]
-        return [self._incarnation, json.dumps(dataclasses.asdict(self.pacing)), *limits]
+        return [self._incarnation, json.dumps(self.pacing.stored), *limits]
 
     async def _run(self, name: str, *args: Any) -> dict[str, Any]:
         with named_faults(self._endpoint):

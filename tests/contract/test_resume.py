@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from slime_rl.buffer.order import Source
 from slime_rl.buffer.redis_buffer import RedisBuffer
 from slime_rl.buffer.snapshot import decode_snapshot
 from slime_rl.errors import CodecError, ConfigError, FencedError, StoreError, WaitTimeout
@@ -185,11 +186,25 @@ async def test_what_a_resumed_run_must_keep_is_checked(on_server, pacing):
     snapshot = decode_snapshot(await buffer.snapshot(0), name="snapshot")
     with pytest.raises(ConfigError, match=r"^loop\.max_lag must stay as the run began, with max_lag 1, got 2$"):
         await RedisBuffer.resume(on_server.url, replace(buffer.pacing, max_lag=2), snapshot)
+    other = replace(buffer.pacing, sources=(Source(10, 1.0, "other"),))
+    with pytest.raises(ConfigError, match=r"^data must stay as the run began, with sources \[\], got \[{'size': 10,"):
+        await RedisBuffer.resume(on_server.url, other, snapshot)
     more = replace(buffer.pacing, num_steps=200, temperature=0.5)
     again = await RedisBuffer.resume(on_server.url, more, snapshot)
     held = await again.reserve("worker-1")
     assert held is not None
     assert held.temperature == 0.5
+    await again.close()
+
+
+async def test_a_run_on_several_sources_is_resumed_with_their_order(on_server):
+    buffer = await on_server.open(max_lag=1, sources=(Source(7, 0.7, "a"), Source(3, 0.3, "b")))
+    snapshot = decode_snapshot(await buffer.snapshot(0), name="snapshot")
+    again = await RedisBuffer.resume(on_server.url, buffer.pacing, snapshot)
+    held = [await again.reserve("worker-1") for _ in range(4)]
+    prompts = [reservation.prompt_index for reservation in held if reservation is not None]
+    assert prompts == [buffer.pacing.prompt_index(id) for id in range(4)]
+    assert min(prompts) < 7 <= max(prompts)
     await again.close()
 
 

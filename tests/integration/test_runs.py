@@ -15,6 +15,8 @@ import pytest
 import yaml
 from processes import wait_for, wait_until_ended
 
+from slime_rl.buffer.order import Order, Source
+
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.megatron]
 
 REWARD = """
@@ -158,6 +160,26 @@ def test_data_that_end_end_the_run_with_a_smaller_step_and_a_last_score(config):
     trained = sum(row["num_groups"] for row in rows)
     assert trained + sum(summary["dropped"].values()) == 50
     assert [json.loads(line)["version"] for line in (folder / "events.jsonl").read_text().splitlines()] == [0, 2]
+
+
+def test_a_mix_of_sources_ends_with_the_first_of_them_and_over_long_prompts_are_left_out(config, tmp_path):
+    (tmp_path / "rows.py").write_text(
+        "def fn():\n"
+        "    yield {'prompt': '1+1=' * 10, 'answer': 2}\n"
+        "    yield from ({'prompt': f'{a}+9=', 'answer': a + 9} for a in range(20))\n"
+    )
+    sources = [
+        {"path": f"{tmp_path / 'rows.py'}:fn"},
+        {"path": config["data"].pop("path"), "rows": "::2", "weight": 3.0},
+    ]
+    config["data"] |= {"sources": sources, "max_epochs": 1, "max_prompt_tokens": 20, "over_long": "drop"}
+    config["loop"] |= {"steps": 100, "groups_per_step": 16, "max_lag": 1}
+    config["rollout"] |= {"num_workers": 2}
+    assert "left out 1 of 46 prompts, longer than 20 tokens" in completed(config)
+    summary = json.loads((Path(config["run"]["folder"]) / "summary.json").read_text())
+    assert (summary["prompts"], summary["prompts_over_long"]) == (45, 1)
+    trained = sum(row["num_groups"] for row in metrics_of(config)) + sum(summary["dropped"].values())
+    assert trained == Order((Source(20), Source(25, 3.0)), 0, True).num_issues(1)
 
 
 def test_supervised_learning_evaluation_and_export_from_the_command_line(config, tmp_path):
