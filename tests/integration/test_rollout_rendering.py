@@ -123,7 +123,7 @@ def test_tools_are_rendered_as_the_tokenizers_own_template_does(tools_folder):
 
 def test_a_control_token_spelled_in_a_tool_stays_text_in_names_of_arguments_too(tools_folder):
     renderer, tokenizer = renderer_of(tools_folder, columns=WITH_TOOLS), AutoTokenizer.from_pretrained(tools_folder)
-    prompt = Prompt(index=0, text="hi", tools=({"name": END, "parameters": {START: [END]}},))
+    prompt = Prompt(index=0, text="hi", tools=({"name": END, "parameters": {END: [START]}},))
     tokens = renderer.encode_prompt(prompt)
     assert tokens.count(tokenizer.eos_token_id) == 1
     assert tokenizer.decode(tokens).count(END) == 3
