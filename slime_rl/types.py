@@ -77,7 +77,9 @@ class Sample:
     There is no prompt/response split: a multi-turn sequence interleaves what the model read and what it wrote, and
     `loss_mask` marks what it wrote. The three arrays have one length T; `logprobs` are the engine's own, at
     `temperature`, and 0 where the mask is. `versions` covers every masked-in token. Branches of one
-    `trajectory` share its reward and count once where trajectories are counted.
+    `trajectory` share its reward and count once where trajectories are counted. `arrays` holds what else a part of the
+    system keeps for the trainer, under names of its own: numbers or booleans of any shape, such as routed experts
+    [T, layers, top_k].
     """
 
     index: int
@@ -91,6 +93,7 @@ class Sample:
     text: str = ""
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_aligned(self.tokens, self.loss_mask, self.logprobs, self.versions)

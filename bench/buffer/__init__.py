@@ -1,0 +1,1 @@
+"""What the data buffer costs: against a bare server, with many groups outstanding, and with large arrays."""
