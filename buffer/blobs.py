@@ -6,13 +6,14 @@ writes never changes what another reads. No name comes from a payload: a referen
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import os
 import re
 import secrets
 import urllib.parse
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ _NAME = re.compile(r"(\d+)-\d+-[0-9a-f]{8}(\.[0-9a-f]+\.part)?")
 class Blobs(Protocol):
     """Where blobs lie. Methods raise StoreError when the store fails."""
 
-    def put(self, name: str, parts: Sequence[Bytes]) -> None:
+    def put(self, name: str, parts: Iterable[Bytes]) -> None:
         """Store a blob as a whole, durably; again does no harm."""
         ...
 
@@ -86,17 +87,17 @@ def delete(blobs: Blobs, ids: Collection[int]) -> None:
         blobs.remove(name for name, id in _owners(blobs) if id in wanted)
 
 
-def sweep(blobs: Blobs, live: Callable[[frozenset[int]], Collection[int]]) -> frozenset[int]:
-    """Delete the blobs of groups that are over, such as a crashed holder leaves; the ids of these.
+async def sweep(blobs: Blobs, live: Callable[[Sequence[int]], Awaitable[Collection[int]]]) -> None:
+    """Delete the blobs of groups that are over: committed, dropped, or left behind by a holder that crashed.
 
     `live` says which of some ids the buffer still knows. It is asked after the names were listed, so a group that
     begins meanwhile loses nothing. Raises StoreError.
     """
-    owners = list(_owners(blobs))
-    found = frozenset(id for _, id in owners)
-    over = found - frozenset(live(found)) if found else found
-    blobs.remove(name for name, id in owners if id in over)
-    return over
+    owners = await asyncio.to_thread(lambda: list(_owners(blobs)))
+    found = sorted({id for _, id in owners})
+    if found:
+        known = frozenset(await live(found))
+        await asyncio.to_thread(blobs.remove, [name for name, id in owners if id not in known])
 
 
 def open_blobs(place: str, run_id: str) -> Blobs:
@@ -117,7 +118,7 @@ class FolderBlobs:
     def __str__(self) -> str:
         return str(self._folder)
 
-    def put(self, name: str, parts: Sequence[Bytes]) -> None:
+    def put(self, name: str, parts: Iterable[Bytes]) -> None:
         aside = self._folder / f"{name}.{secrets.token_hex(4)}.part"
         with _named_faults(f"cannot write blob {name}", self):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -167,7 +168,7 @@ class RemoteBlobs:
     def __str__(self) -> str:
         return self._shown
 
-    def put(self, name: str, parts: Sequence[Bytes]) -> None:
+    def put(self, name: str, parts: Iterable[Bytes]) -> None:
         with _named_faults(f"cannot write blob {name}", self):
             self._files.makedirs(self._root, exist_ok=True)
             self._files.pipe_file(f"{self._root}/{name}", b"".join(parts))

@@ -26,9 +26,6 @@ from slime_rl.buffer.envelope import Bytes, Compression, expand, seal, shrink, u
 from slime_rl.errors import CodecError
 from slime_rl.types import Finish, Group, Sample, Segment, Span, Version
 
-INLINE_LIMIT = 2**20
-"""Bytes of an extra array up to which it goes with the payload, unless the configuration says otherwise."""
-
 _GROUP = b"slRL"
 _SEGMENT = b"slSG"
 _TOKENS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
@@ -45,7 +42,7 @@ _FAULTS = KeyError, TypeError, ValueError, OverflowError, zstandard.ZstdError
 
 
 def encode(
-    group: Group, *, compression: Compression = "none", blobs: Blobs | None = None, inline_limit: int = INLINE_LIMIT
+    group: Group, *, compression: Compression = "none", blobs: Blobs | None = None, inline_limit: int = 0
 ) -> bytes:
     """The payload of a group, whose arrays above `inline_limit` bytes are in `blobs` by then, if there are any.
 
@@ -165,7 +162,8 @@ def _group(header: Any, body: memoryview, key: str, blobs: Blobs | None) -> Grou
     inline = _Extras(body, end)
     away = _Extras(memoryview(b"" if blob is None else _fetch(blobs, id, attempt, blob, key)), 0)
     samples = tuple(
-        _sample(row, *parts, _named(row[-1], inline, away)) for row, *parts in zip(rows, *arrays, strict=True)
+        _sample(row, tokens, logprobs, loss_mask, _named(row[-1], inline, away))
+        for row, tokens, logprobs, loss_mask in zip(rows, *arrays, strict=True)
     )
     for extras in (inline, away):
         _expect(len(extras.body), extras.place)

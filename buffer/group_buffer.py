@@ -9,10 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from slime_rl.buffer.codec import encode, encode_segment
+from slime_rl.buffer.blobs import sweep
 from slime_rl.buffer.drop_budget import DropBudget
 from slime_rl.buffer.intake import group_of, measure
 from slime_rl.buffer.pacing import Pacing
+from slime_rl.buffer.packing import Packing
 from slime_rl.buffer.patience import Waiting, until_answered
 from slime_rl.buffer.refusals import (
     already_committed,
@@ -36,8 +37,9 @@ class GroupBuffer(ABC):
     it raises FencedError.
     """
 
-    def __init__(self, pacing: Pacing) -> None:
+    def __init__(self, pacing: Pacing, packing: Packing) -> None:
         self.pacing = pacing
+        self.packing = packing
         self._incarnation = -1
         self._seen = 0
 
@@ -53,6 +55,10 @@ class GroupBuffer(ABC):
     async def segments(self, reservation: Reservation) -> list[Segment]:
         """What earlier attempts made durable of a group; see `Partials.segments`."""
 
+    @abstractmethod
+    async def _known(self, ids: Sequence[int]) -> list[int]:
+        """Those of `ids` whose groups are not over."""
+
     async def reserve(self, holder: str, *, serves: Version | None = None) -> Reservation | None:
         """Take a slot for the next prompt; see `Slots.reserve`."""
         request = uuid.uuid4().hex
@@ -67,7 +73,9 @@ class GroupBuffer(ABC):
     async def extend(self, reservation: Reservation, segment: Segment) -> None:
         """Make a part of a sample durable; see `Partials.extend`."""
         part = segment.index, segment.start, segment.num_tokens
-        reply = await self._ask("extend", reservation.id, reservation.attempt, *part, encode_segment(segment))
+        reply = await self._ask(
+            "extend", reservation.id, reservation.attempt, *part, self.packing.encode_segment(segment)
+        )
         if reply["verdict"] == "fenced":
             raise fenced(reservation, now=reply["now"])
         if reply["verdict"] == "gap":
@@ -78,7 +86,8 @@ class GroupBuffer(ABC):
         group = group_of(reservation, samples)
         size = measure(group, reservation)
         sizes = size.num_samples, size.num_tokens, size.oldest
-        reply = await self._ask("fill", reservation.id, reservation.attempt, encode(group), *sizes)
+        payload = await self.packing.encode(group)
+        reply = await self._ask("fill", reservation.id, reservation.attempt, payload, *sizes)
         if reply["verdict"] == "fenced":
             raise fenced(reservation, now=reply["now"])
 
@@ -103,6 +112,7 @@ class GroupBuffer(ABC):
         """Delete the groups of the steps up to `step`; see `Steps.commit`."""
         if (await self._ask("commit", step))["verdict"] == "early":
             raise never_published(f"step {step} cannot be committed", step + 1)
+        await self._sweep_blobs()
 
     async def snapshot(self, version: Version) -> bytes:
         """What a checkpoint of `version` must hold of the buffer, for `resume` (snapshot.py); StoreError if it is not
@@ -185,6 +195,11 @@ class GroupBuffer(ABC):
 
     async def _survey(self) -> Survey:
         return survey_of(await self._ask("survey", NUM_NAMED))
+
+    async def _sweep_blobs(self) -> None:
+        """Delete the blobs of groups that are over."""
+        if self.packing.blobs is not None:
+            await sweep(self.packing.blobs, self._known)
 
     async def _ask(self, name: str, *args: Any) -> dict[str, Any]:
         """The reply of a function, unless this object's time is over or the server has lost what it knew."""

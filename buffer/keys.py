@@ -17,6 +17,11 @@ def stream_key(run_id: str, stream: str, *, prefix: str = KEY_PREFIX) -> str:
     return f"{{{prefix}:{run_id}}}:{stream}"
 
 
+def group_key(run_id: str, group_id: int, *, prefix: str = KEY_PREFIX) -> str:
+    """What is known of a group until it is dropped or its step committed."""
+    return f"{{{prefix}:{run_id}}}:group:{group_id}"
+
+
 def payload_key(run_id: str, group_id: int, *, prefix: str = KEY_PREFIX) -> str:
     """Where a group's payload lies from its fill until its step is committed."""
     return f"{{{prefix}:{run_id}}}:payload:{group_id}"

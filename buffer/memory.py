@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime_rl.buffer.codec import decode, decode_segment
+from slime_rl.buffer.codec import decode_segment
 from slime_rl.buffer.group_buffer import GroupBuffer
 from slime_rl.buffer.memory_state import MemoryState
 from slime_rl.buffer.pacing import Pacing
+from slime_rl.buffer.packing import Packing
 from slime_rl.buffer.refusals import no_payload
 from slime_rl.buffer.snapshot import Snapshot
 from slime_rl.types import Group, Reservation, Segment
@@ -23,8 +24,10 @@ class MemoryBuffer(GroupBuffer):
     `clock` returns seconds.
     """
 
-    def __init__(self, pacing: Pacing, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(pacing)
+    def __init__(
+        self, pacing: Pacing, *, packing: Packing | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(pacing, packing or Packing())
         self.state = MemoryState(pacing.limits, clock)
         self._incarnation = self.state.incarnation
         self._bells = {"changes": asyncio.Event(), "openings": asyncio.Event()}
@@ -32,7 +35,7 @@ class MemoryBuffer(GroupBuffer):
     @classmethod
     def attach(cls, other: MemoryBuffer) -> MemoryBuffer:
         """Another process's view of the buffer of `other`."""
-        buffer = cls(other.pacing)
+        buffer = cls(other.pacing, packing=other.packing)
         buffer.state, buffer._bells, buffer._incarnation = other.state, other._bells, other.state.incarnation
         return buffer
 
@@ -55,7 +58,10 @@ class MemoryBuffer(GroupBuffer):
         payloads = {id: group.payload for id, group in self.state.groups.items() if group.payload}
         if missing := [f"payload:{id}" for id in ids if id not in payloads]:
             raise no_payload(missing)
-        return [decode(payloads[id], key=f"payload:{id}") for id in ids]
+        return [self.packing.decode(payloads[id], key=f"payload:{id}") for id in ids]
+
+    async def _known(self, ids: Sequence[int]) -> list[int]:
+        return [id for id in ids if id in self.state.groups]
 
     async def _run(self, name: str, *args: Any) -> dict[str, Any]:
         """Run a function as a server does: at once, between two awaits."""

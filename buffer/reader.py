@@ -7,10 +7,10 @@ from typing import cast
 
 import redis
 
-from slime_rl.buffer.codec import decode
 from slime_rl.buffer.connection import connect, named_faults
 from slime_rl.buffer.endpoint import Endpoint, endpoint_at
 from slime_rl.buffer.keys import payload_key
+from slime_rl.buffer.packing import packing_of
 from slime_rl.buffer.refusals import no_payload
 from slime_rl.types import Group
 
@@ -22,11 +22,13 @@ class GroupReader:
         self._endpoint = endpoint_at(where)
         self._run_id = run_id
         self._client = connect(redis.Redis, self._endpoint)
+        self._packing = packing_of(self._endpoint.config, run_id)
 
     def read(self, ids: Sequence[int]) -> list[Group]:
         """The groups of `ids`, in that order, in one round trip; their arrays are read-only.
 
-        Raises StoreError for a group whose payload is not there, CodecError for a damaged one; both name the key.
+        Raises StoreError for a group whose payload is not there, CodecError for one that is damaged or whose blob is;
+        both name the key.
         """
         prefix = self._endpoint.config.prefix
         keys = [payload_key(self._run_id, id, prefix=prefix) for id in ids]
@@ -35,6 +37,7 @@ class GroupReader:
         missing = [key for key, payload in zip(keys, payloads, strict=True) if payload is None]
         if missing:
             raise no_payload(missing)
+        decode = self._packing.decode
         return [decode(payload, key=key) for key, payload in zip(keys, payloads, strict=True) if payload is not None]
 
     def close(self) -> None:

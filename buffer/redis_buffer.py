@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import math
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any, cast
 
@@ -18,8 +20,9 @@ from slime_rl.buffer.codec import decode_segment
 from slime_rl.buffer.connection import connect, named_faults
 from slime_rl.buffer.endpoint import Endpoint, endpoint_at
 from slime_rl.buffer.group_buffer import GroupBuffer, draw_incarnation
-from slime_rl.buffer.keys import run_key, segments_key, stream_key
+from slime_rl.buffer.keys import group_key, run_key, segments_key, stream_key
 from slime_rl.buffer.pacing import FROZEN, Pacing
+from slime_rl.buffer.packing import packing_of
 from slime_rl.buffer.requirements import check_server
 from slime_rl.buffer.snapshot import Snapshot
 from slime_rl.errors import ConfigError, RunFolderError, StoreError
@@ -40,7 +43,7 @@ class RedisBuffer(GroupBuffer):
     """
 
     def __init__(self, endpoint: Endpoint, pacing: Pacing) -> None:
-        super().__init__(pacing)
+        super().__init__(pacing, packing_of(endpoint.config, pacing.run_id))
         self._endpoint = endpoint
         self._client = connect(redis.asyncio.Redis, endpoint)
         self._key = run_key(pacing.run_id, prefix=endpoint.config.prefix)
@@ -102,6 +105,13 @@ class RedisBuffer(GroupBuffer):
             found = await cast(Any, self._client.lrange(key, 0, -1))
         return [decode_segment(part, key=key) for part in found]
 
+    async def _known(self, ids: Sequence[int]) -> list[int]:
+        pipeline = self._client.pipeline(transaction=False)
+        for id in ids:
+            pipeline.exists(group_key(self.pacing.run_id, id, prefix=self._endpoint.config.prefix))
+        with named_faults(self._endpoint):
+            return list(itertools.compress(ids, await pipeline.execute()))
+
     async def _create(self) -> None:
         await check_server(self._client, self._endpoint)
         reply = await self._run("create", *NO_INCARNATION, *self._claim())
@@ -141,6 +151,7 @@ class RedisBuffer(GroupBuffer):
             )
             packed = msgpack.packb(dataclasses.asdict(snapshot))
             await self._run("restore", *NO_INCARNATION, snapshot.version, packed, *claims)
+        await self._sweep_blobs()
 
     def _check_frozen(self, stored: dict[str, Any]) -> None:
         ours = self.pacing.stored

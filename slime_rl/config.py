@@ -292,6 +292,13 @@ class BufferConfig(Section):
     reconnect_timeout_s: PositiveFloat = 60.0
     """How long a call is repeated while the server is out of reach or loading its data."""
 
+    compression: Literal["none", "zstd"] = "none"
+    """Of groups on the server: `zstd` (level 1) halves them at a quarter of the speed."""
+    inline_limit: NonNegativeInt = 4 * 2**20
+    """Extra arrays of a sample, such as routed experts, go to a file of their own above so many bytes."""
+    blobs: str | None = None
+    """Where these go: a folder, or a URL that fsspec opens, seen by workers and trainer; by default the run folder."""
+
     def find_url(self) -> str | None:
         """The URL of an external server, or None for one of the run's own.
 
@@ -404,6 +411,9 @@ def _check_without_effect(config: Config) -> None:
         raise ConfigError(
             "evaluation.num_samples", "must be 1 when evaluation.temperature is 0", evaluation.num_samples
         )
+    if config.buffer.blobs is not None and "://" in config.buffer.blobs and "@" in config.buffer.blobs:
+        shown = without_credentials(config.buffer.blobs)
+        raise ConfigError("buffer.blobs", "must have no user or password in it: fsspec finds them by itself", shown)
     if config.buffer.url is not None and config.buffer.url_env is not None:
         raise ConfigError("buffer.url_env", "has no effect when buffer.url is set", config.buffer.url_env)
     if objective.loss == "sft":

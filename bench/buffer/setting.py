@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import redis
@@ -17,7 +18,7 @@ from slime_rl.types import Finish, Sample, Span, Version
 
 BYTES_PER_TOKEN = 9  # of a sample's three arrays
 CHARACTERS_PER_TOKEN = 4
-WORDS = 2000
+PROSE = "\n".join(topics.values())
 WAIT_S = 120.0
 
 
@@ -78,7 +79,7 @@ def samples_of(num_bytes: int, num_samples: int) -> list[Sample]:
             versions=(Span(Version(0), prompt, num_tokens),),
             temperature=1.0,
             finish=Finish.STOP,
-            text=_prose(draw, (num_tokens - prompt) * CHARACTERS_PER_TOKEN),
+            text=_excerpt(i, (num_tokens - prompt) * CHARACTERS_PER_TOKEN),
             reward=float(draw.integers(0, 2)),
         )
         for i in range(num_samples)
@@ -102,12 +103,10 @@ def raw_bytes(samples: Sequence[Sample]) -> int:
     )
 
 
-def _prose(draw: np.random.Generator, length: int) -> str:
-    """Words of random letters, a few of them frequent: harder to compress than language."""
-    letters = draw.integers(ord("a"), ord("z") + 1, (WORDS, 9)).astype(np.uint8)
-    words = [bytes(word[: 2 + i % 8]).decode() for i, word in enumerate(letters)]
-    picks = np.minimum(draw.zipf(1.2, length // 4 + 1), WORDS) - 1
-    return " ".join(words[pick] for pick in picks)[:length]
+def _excerpt(place: int, length: int) -> str:
+    """So many characters of English prose, others at each place; repeated where it does not suffice."""
+    start = place * length % len(PROSE)
+    return (PROSE * (1 + (start + length) // len(PROSE)))[start : start + length]
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

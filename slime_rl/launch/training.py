@@ -118,12 +118,13 @@ async def _drive(driver: loop.Driver, observer: Observer, folder: RunFolder, par
 @contextlib.contextmanager
 def _server(config: Config, folder: RunFolder) -> Iterator[tuple[Endpoint, EmbeddedServer | None]]:
     """Where the configured server is, or one that lives as long as the run, with that server."""
+    settings = config.buffer.model_copy(update={"blobs": config.buffer.blobs or str(folder.path / "blobs")})
     if (external := config.buffer.find_url()) is not None:
-        yield Endpoint(external, config.buffer), None
+        yield Endpoint(external, settings), None
         return
     server = EmbeddedServer(folder.path)
     url = server.start()
     try:
-        yield Endpoint(url, config.buffer), server
+        yield Endpoint(url, settings), server
     finally:
         server.stop()
