@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check bench
+.PHONY: setup demo test check bench bench-buffer
 
 setup:
 	@$(PYTHON) slime_rl/install/__main__.py cpu --venv $(VENV) --editable . --dev
@@ -22,3 +22,6 @@ check: setup
 
 bench: setup
 	@$(BIN)/python -m bench
+
+bench-buffer: setup
+	@$(BIN)/python -m bench.buffer

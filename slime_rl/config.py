@@ -294,7 +294,7 @@ class BufferConfig(Section):
 
     compression: Literal["none", "zstd"] = "none"
     """Of groups on the server: `zstd` (level 1) halves them at a quarter of the speed."""
-    inline_limit: NonNegativeInt = 4 * 2**20
+    inline_limit: NonNegativeInt = 2**18
     """Extra arrays of a sample, such as routed experts, go to a file of their own above so many bytes."""
     blobs: str | None = None
     """Where these go: a folder, or a URL that fsspec opens, seen by workers and trainer; by default the run folder."""

@@ -67,7 +67,7 @@ def compare(server: Server) -> dict[str, Any]:
 
 async def _measure(server: Server, num_bytes: int) -> _Bench:
     pacing = pacing_for(f"path-{num_bytes}", groups_per_step=STEPS[num_bytes], max_lag=0)
-    samples = samples_of(num_bytes, NUM_SAMPLES)
+    samples = samples_of(num_bytes, NUM_SAMPLES, Version(0))
     bench = _Bench(
         server=server,
         num_bytes=num_bytes,

@@ -63,7 +63,7 @@ def pacing_for(run_id: str, *, groups_per_step: int, max_lag: int) -> Pacing:
     )
 
 
-def samples_of(num_bytes: int, num_samples: int) -> list[Sample]:
+def samples_of(num_bytes: int, num_samples: int, version: Version) -> list[Sample]:
     """Samples whose arrays take `num_bytes` each: half prompt and half answer, with the text of the answer."""
     draw = np.random.default_rng(0)
     num_tokens = max(1, round(num_bytes / BYTES_PER_TOKEN))
@@ -76,7 +76,7 @@ def samples_of(num_bytes: int, num_samples: int) -> list[Sample]:
             tokens=np.minimum(draw.zipf(1.2, num_tokens), 150_000).astype(np.int32),
             loss_mask=loss_mask,
             logprobs=np.where(loss_mask, -draw.exponential(0.3, num_tokens), 0).astype(np.float32),
-            versions=(Span(Version(0), prompt, num_tokens),),
+            versions=(Span(version, prompt, num_tokens),),
             temperature=1.0,
             finish=Finish.STOP,
             text=_excerpt(i, (num_tokens - prompt) * CHARACTERS_PER_TOKEN),
