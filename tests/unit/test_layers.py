@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "ray", "megatron", "sglang", "redis", "transformers")
+HEAVY = ("torch", "ray", "megatron", "sglang", "redis", "transformers", "fsspec")
 
 
 @pytest.mark.parametrize(
