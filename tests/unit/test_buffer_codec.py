@@ -209,6 +209,15 @@ def test_a_lie_in_the_header_is_an_error(place, lie):
         decode(with_row((*ROW[:place], lie, *ROW[place + 1 :])), key="k")
 
 
+@pytest.mark.parametrize("shape", [[-2, -1], [True, 2], [2.0], ["2"], [[2]], [3], [2, 2], None])
+def test_a_lie_about_a_shape_is_an_error_even_where_there_are_bytes(shape):
+    extra = ["a", "<i4", shape, False]
+    good = with_row((*ROW[:9], [["a", "<i4", [2], False]]), ARRAYS + bytes(8))
+    assert decode(good, key="k").samples[0].arrays["a"].shape == (2,)
+    with pytest.raises(CodecError, match=r"^k: the header does not describe a group"):
+        decode(with_row((*ROW[:9], [extra]), ARRAYS + bytes(8)), key="k")
+
+
 def test_bytes_that_nothing_accounts_for_are_an_error():
     for arrays in (ARRAYS + bytes(8), ARRAYS[:-1], b""):
         with pytest.raises(CodecError, match=r"^k: the header does not describe a group"):
