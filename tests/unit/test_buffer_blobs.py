@@ -58,7 +58,7 @@ def test_a_missing_blob_is_an_error_that_names_blob_and_key(blobs):
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"first, secon", "has 12 bytes, expected 13"),
+        (b"first, sec", "has 10 bytes, expected 13"),
         (b"", "has 0 bytes, expected 13"),
         (b"first, second" * 9, "has more than 14 bytes, expected 13"),
         (b"first, Second", "is damaged: its checksum is wrong"),

@@ -209,7 +209,7 @@ def test_a_lie_in_the_header_is_an_error(place, lie):
         decode(with_row((*ROW[:place], lie, *ROW[place + 1 :])), key="k")
 
 
-@pytest.mark.parametrize("shape", [[-2, -1], [True, 2], [2.0], ["2"], [[2]], [3], [2, 2], None])
+@pytest.mark.parametrize("shape", [[-1], [-2, -1], [True, 2], [2.0], ["2"], [[2]], [3], [2, 2], None])
 def test_a_lie_about_a_shape_is_an_error_even_where_there_are_bytes(shape):
     extra = ["a", "<i4", shape, False]
     good = with_row((*ROW[:9], [["a", "<i4", [2], False]]), ARRAYS + bytes(8))
