@@ -1,11 +1,9 @@
-"""Writes an ordinary Hugging Face folder, whole or not at all."""
+"""Writes the files of an ordinary Hugging Face folder."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,28 +16,17 @@ _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
 _WEIGHT_INDEX = "model.safetensors.index.json"
 
 
-def write_hub_folder(
-    folder: str | Path,
+def write_hub_files(
+    folder: Path,
     weights: Iterable[tuple[str, Tensor]],
     *,
     like: str | Path,
     dtype: torch.dtype,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write `weights` to `folder` beside the configuration and tokenizer of the model folder `like`.
-
-    Everything is written next to `folder` and then renamed, in place of what was there.
-    """
-    folder, like = Path(folder), Path(like)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    aside.mkdir()
-    try:
-        _copy_companions(like, aside, dtype)
-        _write_shards(aside, weights, max_shard_bytes)
-        _replace(folder, aside)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    """Write `weights` to a folder that is there, beside configuration and tokenizer of the model folder `like`."""
+    _copy_companions(Path(like), folder, dtype)
+    _write_shards(folder, weights, max_shard_bytes)
 
 
 def _copy_companions(like: Path, folder: Path, dtype: torch.dtype) -> None:
@@ -80,25 +67,3 @@ def _write_shards(folder: Path, weights: Iterable[tuple[str, Tensor]], max_bytes
     index = {name: file for file, names in zip(files, shards, strict=True) for name in names}
     values = {"metadata": {"total_size": total}, "weight_map": index}
     (folder / _WEIGHT_INDEX).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-def _replace(folder: Path, aside: Path) -> None:
-    for path in aside.iterdir():
-        _sync(path)
-    _sync(aside)
-    if folder.exists():
-        old = folder.with_name(f"{aside.name}.old")
-        folder.rename(old)
-        aside.rename(folder)
-        shutil.rmtree(old)
-    else:
-        aside.rename(folder)
-    _sync(folder.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

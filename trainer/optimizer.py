@@ -30,6 +30,10 @@ def data_parallel(model: PolicyModel, megatron: Mapping[str, Any]) -> Distribute
     return ddp
 
 
+_OF_THE_STATE = "params", "step"
+"""What a parameter group holds that is no setting."""
+
+
 class Optimizer:
     """Megatron's optimiser and schedule over one wrapped model, master weights in float32."""
 
@@ -65,6 +69,29 @@ class Optimizer:
             wd_incr_steps=1,
             wd_incr_style="constant",
         )
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether there are moments: an optimiser makes them in its first step."""
+        return any(optimizer.optimizer.state for optimizer in self._optimizer.chained_optimizers)
+
+    def sharded_state_dict(
+        self, model: Mapping[str, Any], *, is_loading: bool, metadata: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Master weights and moments as Megatron's distributed checkpoints take them."""
+        return self._optimizer.sharded_state_dict(dict(model), is_loading=is_loading, metadata=dict(metadata))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take master weights and moments from a checkpoint, and keep the settings of this configuration.
+
+        The rate of a step follows from its version alone.
+        """
+        settings = [
+            {k: v for k, v in group.items() if k not in _OF_THE_STATE} for group in self._optimizer.param_groups
+        ]
+        self._optimizer.load_state_dict(dict(state))
+        for group, values in zip(self._optimizer.param_groups, settings, strict=True):
+            group.update(values)
 
     def settle(self) -> None:
         """Wait until every rank holds the weights of the last step, even where they are gathered ahead of their use."""

@@ -7,16 +7,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
-import torch.distributed as dist
 from torch import Tensor
 
 from slime_rl.config import Config
 from slime_rl.errors import TrainerError
-from slime_rl.trainer import distributed
+from slime_rl.journal.checkpoints import Checkpoint
+from slime_rl.trainer import checkpoint, distributed
 from slime_rl.trainer.gradient import GradientPass
-from slime_rl.trainer.hub_folder import write_hub_folder
+from slime_rl.trainer.hub_folder import write_hub_files
 from slime_rl.trainer.model import HubModel, PolicyModel
 from slime_rl.trainer.optimizer import Optimizer, data_parallel
 from slime_rl.trainer.packing import MicroBatch, TrainedSample, pack
@@ -53,10 +52,13 @@ class MegatronRank:
         )
         distributed.seed(config.run.seed)
 
-    def load(self) -> Version:
+    def load(self, start: Checkpoint | None = None) -> Version:
         """Build the model, the optimiser and the schedule, and load the weights; they are version 0.
 
-        Raises ModelError for a folder that cannot be built or lacks a weight.
+        With `start`, everything goes on from that checkpoint instead.
+
+        Raises ModelError for a folder that cannot be built or lacks a weight, TrainerError for a checkpoint of another
+        model.
         """
         trainer = self._config.trainer
         self._hub = HubModel(self._config.model, trainer.megatron)
@@ -66,6 +68,9 @@ class MegatronRank:
         self._optimizer = Optimizer(model, trainer, num_steps=self._config.loop.steps)
         self._gradient = GradientPass(model, self._policy, self._config.objective)
         self._version = Version(0)
+        if start is not None:
+            checkpoint.load(start.trainer, self._policy, self._optimizer)
+            self._version = start.version
         log.info("model in %s, gradients and master weights in float32", self._hub.dtype)
         return self._version
 
@@ -120,15 +125,18 @@ class MegatronRank:
         self._optimizer.settle()
         return self._hub.export(self._policy)
 
-    def save_hf(self, folder: str | Path) -> None:
-        """Write the weights as a Hugging Face folder, whole or not at all; returns on every rank once it is there."""
+    def save(self, target: Checkpoint) -> None:
+        """Write this rank's part of a checkpoint; returns on each rank once everything is written.
+
+        Its folders are there, and seen by all ranks.
+        """
         weights = self.export()
         if self._rank == 0:
-            write_hub_folder(folder, weights, like=self._config.model.path, dtype=self._hub.dtype)
+            write_hub_files(target.path, weights, like=self._config.model.path, dtype=self._hub.dtype)
         else:
             for _ in weights:
                 pass
-        dist.barrier()
+        checkpoint.save(target.trainer, self._policy, self._optimizer)
 
     def close(self) -> None:
         """Leave the process group."""

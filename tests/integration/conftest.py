@@ -21,7 +21,7 @@ from slime_rl.rollout.engine import Engine
 from slime_rl.rollout.engine_http import Completion, EngineHttp
 from slime_rl.rollout.rendering import Renderer
 from slime_rl.rollout.weights.publisher import Publisher
-from slime_rl.trainer.hub_folder import write_hub_folder
+from slime_rl.trainer.hub_folder import write_hub_files
 from slime_rl.types import Version
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -142,7 +142,8 @@ def started(
 ) -> Iterator[Started]:
     """The engine of the test session, started from a folder in several files as the trainer writes it."""
     weights, folder = Weights(model_folder, Version(0)), tmp_path_factory.mktemp("export") / "model"
-    write_hub_folder(folder, weights.tensors(), like=model_folder, dtype=torch.float32, max_shard_bytes=10**6)
+    folder.mkdir()
+    write_hub_files(folder, weights.tensors(), like=model_folder, dtype=torch.float32, max_shard_bytes=10**6)
     model = ModelConfig(path=str(folder), dtype="float32")
     engine = Engine(0, model=model, rollout=rollout_config, log_folder=log_folder, keys=keys, seed=0)
     prompt = [10, 20, 30]

@@ -18,6 +18,7 @@ import pytest
 
 from slime_rl import errors
 from slime_rl.errors import SlimeError
+from slime_rl.journal.checkpoints import Checkpoint
 from slime_rl.types import Finish, Group, Sample, Span, Version
 
 TIMEOUT_S = 180.0
@@ -139,6 +140,18 @@ def changed_model(tmp_path: Path) -> Callable[[str, dict[str, Any]], str]:
         return str(folder)
 
     return change
+
+
+@pytest.fixture
+def new_checkpoint(tmp_path: Path) -> Callable[[int], Checkpoint]:
+    """The folder of a version's checkpoint, made where it is not there yet."""
+
+    def make(version: int) -> Checkpoint:
+        checkpoint = Checkpoint(tmp_path / f"version-{version}", Version(version))
+        checkpoint.trainer.mkdir(parents=True, exist_ok=True)
+        return checkpoint
+
+    return make
 
 
 def _free_port() -> int:

@@ -37,18 +37,20 @@ def test_logprobs_equal_hugging_face(ranks, models, new_config, new_groups, mode
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_load_and_export_are_bit_equal(ranks, models, new_config, tmp_path, model):
-    _, exported = ranks.train(new_config(models[model]), [], 0, save=str(tmp_path / "saved"))
+def test_load_and_export_are_bit_equal(ranks, models, new_config, new_checkpoint, model):
+    _, exported = ranks.train(new_config(models[model]), [], 0, save=new_checkpoint(0))
     original = load_file(f"{models[model]}/model.safetensors")
     assert exported.keys() == original.keys()
-    for weights in (exported, load_file(tmp_path / "saved/model.safetensors")):
+    for weights in (exported, load_file(new_checkpoint(0).path / "model.safetensors")):
         assert all(np.array_equal(weights[name], weight) for name, weight in original.items())
 
 
-def test_saved_folder_loads_in_transformers_in_the_type_of_the_model(ranks, models, new_config, new_groups, tmp_path):
+def test_saved_folder_loads_in_transformers_in_the_type_of_the_model(
+    ranks, models, new_config, new_groups, new_checkpoint
+):
     config = new_config(models["qwen3"], model={"dtype": "bfloat16"})
-    _, exported = ranks.train(config, new_groups([2, 2]), 1, save=str(tmp_path / "saved"))
-    read = ranks.one("read_weights", folder=str(tmp_path / "saved"))
+    _, exported = ranks.train(config, new_groups([2, 2]), 1, save=new_checkpoint(1))
+    read = ranks.one("read_weights", folder=str(new_checkpoint(1).path))
     assert exported.keys() == read.keys()
     assert all(np.array_equal(exported[name], weight) for name, weight in read.items())
 
@@ -104,7 +106,7 @@ def test_two_ranks_equal_one_with_the_distributed_optimizer(ranks, models, new_c
 def test_the_comparison_notices_a_denominator_of_each_rank(ranks, models, new_config, new_groups, alone):
     config = new_config(models["qwen3"])
     each = [{"shares": [share] * 2} for share in ([3], [0, 1, 2])]
-    answers = ranks.both("train", each, config=config, groups=new_groups([4, 2, 3, 5]), local_denominator=True)
+    answers = ranks.both("train_wrongly", each, config=config, groups=new_groups([4, 2, 3, 5]))
     with pytest.raises(AssertionError):
         assert_close(answers[0][1], alone[1])
 

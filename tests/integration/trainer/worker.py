@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from slime_rl.config_file import validate
 from slime_rl.errors import SlimeError, TrainerError
+from slime_rl.journal.checkpoints import Checkpoint
 from slime_rl.trainer import optimizer
 from slime_rl.types import Group, Sample, StepReport
 
@@ -71,20 +72,27 @@ def train(
     port: int,
     groups: Sequence[Group],
     shares: Sequence[Sequence[int]],
-    save: str | None = None,
-    local_denominator: bool = False,
+    save: Checkpoint | None = None,
+    resume: Checkpoint | None = None,
 ) -> tuple[list[StepReport], Weights]:
-    """Take a step for each share of group ids; the reports and the weights after the last one."""
-    if local_denominator:
-        optimizer.finalize_model_grads = _mean_of_means
-    trainer = start(config, rank=rank, world_size=world_size, port=port, groups=groups)
+    """Take a step for each share of group ids, those of 0 first or of the checkpoint; the reports and the weights."""
+    trainer = start(config, rank=rank, world_size=world_size, port=port, groups=groups, resume=resume)
     try:
-        reports = [trainer.step(share, step) for step, share in enumerate(shares)]
+        first = resume.version if resume else 0
+        reports = [trainer.step(share, step) for step, share in enumerate(shares, first)]
         if save:
-            trainer.save_hf(save)
+            trainer.save(save)
         return reports, {name: weight.float().numpy().copy() for name, weight in trainer.export()}
     finally:
         trainer.close()
+
+
+def train_wrongly(config: dict[str, Any], **arguments: Any) -> tuple[list[StepReport], Weights]:
+    """As `train`, with each rank dividing by its own tokens."""
+    optimizer.finalize_model_grads = _mean_of_means
+    try:
+        return train(config, **arguments)
+    finally:
         optimizer.finalize_model_grads = _finalize_model_grads
 
 
@@ -318,6 +326,7 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
     for scenario in (
         make_model,
         train,
+        train_wrongly,
         train_plainly,
         record_logprobs,
         read_weights,
