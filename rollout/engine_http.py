@@ -5,6 +5,11 @@ Checked against sglang 0.5.23. The router forwards `/generate` and `/health`; al
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import logging
+import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,7 +26,13 @@ from slime_rl.types import Finish, Span, Version
 
 CONNECT_TIMEOUT_S = 10.0
 READY_TIMEOUT_S = 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+AWAY = 502, 503
+"""What a router answers that has no engine, or has lost the one it had asked."""
 NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,6 +72,10 @@ def generate_body(
     )
 
 
+class _AwayError(EngineError):
+    """Nothing took the request, or what took it is gone."""
+
+
 class EngineHttp:
     """A client of one engine, or of the router before them; used as `async with EngineHttp(...) as http`.
 
@@ -96,6 +111,7 @@ class EngineHttp:
     ) -> list[Completion]:
         """Sample `num_samples` completions of one prompt in one request.
 
+        While no engine is there to take it, it is sent again: that is no failure of the prompt.
         A token id outside the model's vocabulary ends an SGLang server, so `prompt` must come from its tokenizer.
         """
         body = generate_body(
@@ -105,7 +121,7 @@ class EngineHttp:
             max_new_tokens=max_new_tokens,
             stop_token_ids=stop_token_ids,
         )
-        reply = await self._ask("POST", "/generate", body, key=self.address.keys.api)
+        reply = await self._ask_until_taken("/generate", body)
         replies = reply if isinstance(reply, list) else [reply]
         if len(replies) != num_samples:
             raise self._error("/generate", f"expected {num_samples} completions, got {len(replies)}")
@@ -202,15 +218,31 @@ class EngineHttp:
         keys = self.address.keys
         return await self._ask("POST", path, orjson.dumps(body), key=keys.admin if admin else keys.api)
 
+    async def _ask_until_taken(self, path: str, body: bytes) -> Any:
+        """The reply to a request that may be repeated; an engine that is away is waited for within the time limit."""
+        give_up_at = time.monotonic() + self._timeout_s
+        for attempt in itertools.count():
+            try:
+                return await self._ask("POST", path, body, key=self.address.keys.api)
+            except _AwayError as away:
+                pause_s = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+                if time.monotonic() + pause_s > give_up_at:
+                    raise EngineError(f"{away}, for {self._timeout_s:g} s (rollout.request_timeout_s)") from away
+                if attempt == 0:
+                    log.warning("%s; asking again for up to %g s", away, self._timeout_s)
+            await asyncio.sleep(pause_s)
+
     async def _ask(self, method: str, path: str, body: bytes | None, *, key: str) -> Any:
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         try:
             async with self._open_session.request(method, path, data=body, headers=headers) as response:
                 content = await response.read()
         except NO_ANSWER as error:
-            raise self._error(path, f"no answer: {type(error).__name__} {error}".rstrip()) from error
+            kind = _AwayError if isinstance(error, aiohttp.ClientConnectionError) else EngineError
+            raise self._error(path, f"no answer: {type(error).__name__} {error}".rstrip(), kind) from error
         if response.status != 200:
-            raise self._error(path, f"status {response.status}: {content.decode('utf-8', 'replace')[:500]}")
+            kind = _AwayError if response.status in AWAY else EngineError
+            raise self._error(path, f"status {response.status}: {content.decode('utf-8', 'replace')[:500]}", kind)
         is_json = response.headers.get("Content-Type", "").startswith("application/json") and content
         return orjson.loads(content) if is_json else None
 
@@ -242,5 +274,5 @@ class EngineHttp:
         except (KeyError, TypeError):
             raise self._error(path, f"expected a reply with the field {name}, got {str(reply)[:200]}") from None
 
-    def _error(self, path: str, what: str) -> EngineError:
-        return EngineError(f"{self.address.name} at {self.address.url}{path}: {what}")
+    def _error(self, path: str, what: str, kind: type[EngineError] = EngineError) -> EngineError:
+        return kind(f"{self.address.name} at {self.address.url}{path}: {what}")

@@ -135,6 +135,40 @@ async def test_an_engine_that_is_gone_is_an_error():
             await client.version()
 
 
+@pytest.mark.parametrize("status", [502, 503])
+async def test_an_engine_that_is_away_is_asked_again(connect, status):
+    class Restarting(FakeEngine):
+        async def answer(self, request):
+            self.status = status if len(self.requests) < 2 else 200
+            return await super().answer(request)
+
+    fake = Restarting(completion())
+    [found] = await generate(await connect(fake))
+    assert list(found.tokens) == [7, 8]
+    assert len(fake.requests) == 3
+
+
+async def test_an_engine_that_goes_away_with_a_request_is_asked_again(connect):
+    class Dropping(FakeEngine):
+        async def answer(self, request):
+            if not self.requests:
+                request.transport.close()
+            return await super().answer(request)
+
+    fake = Dropping(completion())
+    await generate(await connect(fake))
+    assert len(fake.requests) == 2
+
+
+async def test_an_engine_that_stays_away_is_an_error_after_the_limit(connect):
+    fake = FakeEngine({"error": "no workers"}, status=503)
+    client = await connect(fake, timeout_s=1.0)
+    with pytest.raises(EngineError, match=r"503: .*no workers.*, for 1 s \(rollout.request_timeout_s\)") as fault:
+        await generate(client)
+    assert type(fault.value) is EngineError
+    assert 3 <= len(fake.requests) <= 7
+
+
 async def test_weights_are_touched_with_the_admin_key_only(connect):
     fake = FakeEngine({"success": True})
     client = await connect(fake)
