@@ -131,6 +131,7 @@ class GroupBuffer(ABC):
             dropped=counts(reply["dropped"]),
             requeued_by=counts(reply["requeued_by"]),
             lags=counts(reply["lags"]),
+            kept=self.pacing.kept,
         ).encode()
 
     async def status(self) -> BufferStatus:

@@ -67,6 +67,12 @@ class Pacing:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @property
+    def kept(self) -> dict[str, Any]:
+        """Those that a resumed run must not change, as JSON gives them back."""
+        stored = self.stored
+        return {name: stored[name] for name in FROZEN}
+
+    @property
     def slots(self) -> int:
         """How many groups may be reserved, kept, filled, or assigned to a step that is not published yet."""
         return (self.max_lag + 1) * self.groups_per_step + self.surplus

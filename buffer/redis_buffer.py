@@ -8,7 +8,7 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, cast
 
@@ -131,10 +131,11 @@ class RedisBuffer(GroupBuffer):
         self._incarnation = reply["incarnation"]
 
     async def _resume(self, snapshot: Snapshot) -> None:
+        self._check_kept(snapshot.kept)
         await check_server(self._client, self._endpoint)
         reply = await self._run("attach", *NO_INCARNATION)
         if reply["verdict"] == "attached":
-            self._check_frozen(json.loads(reply["pacing"]))
+            self._check_kept(json.loads(reply["pacing"]))
         claims = self._claim()
         reply = await self._run("rollback", *NO_INCARNATION, snapshot.version, snapshot.sequence, *claims)
         why = {
@@ -153,11 +154,10 @@ class RedisBuffer(GroupBuffer):
             await self._run("restore", *NO_INCARNATION, snapshot.version, packed, *claims)
         await self._sweep_blobs()
 
-    def _check_frozen(self, stored: dict[str, Any]) -> None:
-        ours = self.pacing.stored
-        for name, path in FROZEN.items():
-            if stored.get(name) != ours[name]:
-                raise ConfigError(path, f"must stay as the run began, with {name} {stored.get(name)!r}", ours[name])
+    def _check_kept(self, stored: Mapping[str, Any]) -> None:
+        for name, ours in self.pacing.kept.items():
+            if stored.get(name) != ours:
+                raise ConfigError(FROZEN[name], f"must stay as the run began, with {name} {stored.get(name)!r}", ours)
 
     def _claim(self) -> list[Any]:
         """A new incarnation, the pacing and the limits, as `create`, `rollback` and `restore` take them."""

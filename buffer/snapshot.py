@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import cast
+from typing import Any, Self, cast
 
 import msgpack
 
@@ -23,7 +23,8 @@ class Snapshot:
     """The buffer at the trained frontier of `version`.
 
     `open` are the ids issued and neither trained by then nor dropped: the data set goes on with these and then with
-    `issued`. `sequence` numbers the server's writes, so that one which has lost some can be told.
+    `issued`. `sequence` numbers the server's writes, so that one which has lost some can be told. `kept` is what a
+    resumed run must not change (pacing.py).
     """
 
     run_id: str
@@ -35,6 +36,24 @@ class Snapshot:
     dropped: Mapping[str, int]
     requeued_by: Mapping[str, int]
     lags: Mapping[str, int]
+    kept: Mapping[str, Any]
+
+    @classmethod
+    def initial(cls, run_id: str, kept: Mapping[str, Any]) -> Self:
+        """The buffer before anything was issued: what a run goes on from that has no checkpoint yet."""
+        nothing: dict[str, int] = {}
+        return cls(
+            run_id=run_id,
+            version=Version(0),
+            sequence=0,
+            issued=0,
+            taken=0,
+            open=(),
+            dropped=nothing,
+            requeued_by=nothing,
+            lags=nothing,
+            kept=kept,
+        )
 
     def encode(self) -> bytes:
         """The bytes of a snapshot's file."""

@@ -56,6 +56,11 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--dry-run", action="store_true", help="check everything, show what would start, start nothing")
     train.set_defaults(run=_train)
 
+    resume = commands.add_parser("resume", allow_abbrev=False, help="go on with a run from its newest checkpoint")
+    resume.add_argument("run_folder", metavar="RUN", help="a run folder")
+    resume.add_argument("overrides", nargs="*", metavar="key=value", help="fields to change from here on")
+    resume.set_defaults(run=_resume)
+
     sft = commands.add_parser("sft", help="run supervised learning from a YAML file")
     _add_config(sft)
     sft.set_defaults(run=_sft)
@@ -98,6 +103,17 @@ def _train(arguments: argparse.Namespace) -> int:
         training.show_plan(config)
     else:
         training.run(config)
+    return 0
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from slime_rl.launch import resumption, supervised, training
+
+    found = resumption.find(arguments.run_folder, arguments.overrides)
+    if found.config.objective.loss == "sft":
+        supervised.resume(found)
+    else:
+        training.resume(found)
     return 0
 
 

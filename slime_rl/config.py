@@ -13,9 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from slime_rl.errors import ConfigError
 
+Mark = Literal["free", "restart", "frozen"]
+FROZEN: Mark = "frozen"
+"""Marks a field that `slime-rl resume` refuses to change: the run would be another one."""
+FREE: Mark = "free"
+"""Marks a field that changes nothing of what is computed. What has no mark is `restart`: it holds from there on."""
+
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0), FREE]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Moment = Annotated[float, Field(ge=0, lt=1)]
@@ -35,9 +42,9 @@ class Section(BaseModel):
 class RunConfig(Section):
     """Where a run lives."""
 
-    folder: str
+    folder: Annotated[str, FROZEN]
     """Where everything of the run goes; must be new or empty."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31), FROZEN] = 0
     """Seeds the order of the data, the engines and the trainer."""
 
 
@@ -46,7 +53,7 @@ class ModelConfig(Section):
 
     path: str
     """A Hugging Face folder: configuration, safetensors, tokenizer."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Annotated[Literal["float32", "bfloat16"], FROZEN] = "bfloat16"
     """Of the weights in trainer and engines; master weights and gradients are float32."""
     trust_remote_code: bool = False
     """Whether code inside the model folder may run."""
@@ -85,17 +92,17 @@ class DataConfig(Section):
     """`start:stop` or `start:stop:step`, counted from 0: only these rows; all without it."""
     sources: Annotated[tuple[SourceConfig, ...], Strict(False)] = ()
     """In place of `path`: several data sets, mixed by weights."""
-    columns: ColumnsConfig = ColumnsConfig()
+    columns: Annotated[ColumnsConfig, FROZEN] = ColumnsConfig()
     """Which columns mean what; all others become metadata that rewards see."""
-    template: Literal["chat", "none"] = "chat"
+    template: Annotated[Literal["chat", "none"], FROZEN] = "chat"
     """`chat` renders the model's chat template, `none` continues the text as it is."""
-    system_prompt: str | None = None
+    system_prompt: Annotated[str | None, FROZEN] = None
     """Put before the messages of every prompt."""
     max_prompt_tokens: PositiveInt | None = None
     """How long a prompt to train on may be, as rendered; each one is rendered before the run starts to see it."""
     over_long: Literal["error", "drop"] = "error"
     """What becomes of a longer one: an error, or it is left out and counted."""
-    shuffle: bool = True
+    shuffle: Annotated[bool, FROZEN] = True
     """A new seeded order in each epoch."""
     max_epochs: PositiveInt | None = None
     """How often each source may be used; without it, until `loop.steps` are done."""
@@ -113,9 +120,9 @@ class RewardConfig(Section):
 
     function: str = "exact_match"
     """`path/to/file.py:function`, or the name of an entry point."""
-    timeout_s: PositiveFloat = 30.0
+    timeout_s: Seconds = 30.0
     """How long grading one group may take; what takes longer is ended and tried again."""
-    num_processes: PositiveInt = 1
+    num_processes: Annotated[PositiveInt, FREE] = 1
     """Grader processes of each rollout worker."""
 
 
@@ -135,11 +142,11 @@ class LoopConfig(Section):
 
     steps: PositiveInt
     """Training steps of the whole run; each makes a new version."""
-    groups_per_step: PositiveInt = 32
+    groups_per_step: Annotated[PositiveInt, FROZEN] = 32
     """Prompts in a step."""
-    samples_per_prompt: PositiveInt = 8
+    samples_per_prompt: Annotated[PositiveInt, FROZEN] = 8
     """Samples in a group."""
-    max_lag: NonNegativeInt = 0
+    max_lag: Annotated[NonNegativeInt, FROZEN] = 0
     """How many versions a trained token may be behind the trainer; 0 is synchronous."""
     placement: Literal["colocated", "split"] | None = None
     """`colocated` shares devices and needs `max_lag` 0; by default it follows `max_lag`."""
@@ -149,13 +156,13 @@ class LoopConfig(Section):
     """Drop and count groups whose rewards are all equal, and sample others instead."""
     stop_at_score: float | None = None
     """End early once the held-out score reaches this."""
-    wait_timeout_s: PositiveFloat = 600.0
+    wait_timeout_s: Seconds = 600.0
     """How long a step may wait without anything changing in the buffer."""
     max_dropped_per_step: PositiveInt = 1000
     """How many groups may be dropped while one step waits for its own; more end the run with the reasons."""
     max_attempts: PositiveInt = 3
     """How often a prompt is tried before it is dropped and counted."""
-    lease_s: PositiveFloat = 60.0
+    lease_s: Seconds = 60.0
     """After this long without a sign of life a worker's groups are given to others."""
 
     @property
@@ -174,21 +181,21 @@ class RolloutConfig(Section):
 
     num_engines: PositiveInt = 1
     """SGLang servers."""
-    num_workers: PositiveInt = 1
+    num_workers: Annotated[PositiveInt, FREE] = 1
     """Processes that generate and score groups."""
-    max_concurrent_episodes: PositiveInt | None = None
+    max_concurrent_episodes: Annotated[PositiveInt | None, FREE] = None
     """Groups that one worker generates at a time; by default all slots."""
     segment_tokens: PositiveInt | None = 1024
     """Longer answers are generated in parts of so many tokens, each durable before the next: what a crash can cost."""
-    oversample: Annotated[float, Field(ge=1.0)] = 1.0
+    oversample: Annotated[float, Field(ge=1.0), FROZEN] = 1.0
     """Generate so many times the groups of a step and train the first that finish; the others' prompts come again."""
-    router_policy: Literal["round_robin", "power_of_two", "cache_aware", "random"] = "round_robin"
+    router_policy: Annotated[Literal["round_robin", "power_of_two", "cache_aware", "random"], FREE] = "round_robin"
     """How the router spreads requests."""
-    transport: Literal["tensor", "disk"] = "tensor"
+    transport: Annotated[Literal["tensor", "disk"], FREE] = "tensor"
     """How weights reach the engines: shared memory, or a folder that both sides see."""
-    start_timeout_s: PositiveFloat = 300.0
+    start_timeout_s: Seconds = 300.0
     """How long an engine may take to start."""
-    request_timeout_s: PositiveFloat = 600.0
+    request_timeout_s: Seconds = 600.0
     """How long one request to an engine may take."""
     sglang: Arguments = Field(default_factory=dict)
     """Any argument of the SGLang server, such as `{context_length: 4096}`."""
@@ -217,9 +224,9 @@ class TrainerConfig(Section):
     """Of AdamW."""
     clip_grad: PositiveFloat = 1.0
     """The largest global norm of the gradient."""
-    start_timeout_s: PositiveFloat = 300.0
+    start_timeout_s: Seconds = 300.0
     """How long ranks may take to meet and load."""
-    step_timeout_s: PositiveFloat = 3600.0
+    step_timeout_s: Seconds = 3600.0
     """How long a step, a publish or a save may take."""
     megatron: Arguments = Field(default_factory=dict)
     """Any field of Megatron's configurations, such as `{recompute_granularity: selective}`."""
@@ -228,7 +235,7 @@ class TrainerConfig(Section):
 class ObjectiveConfig(Section):
     """The loss (design, section 8): clipped-ratio GRPO without KL, token-weighted mean; or supervised."""
 
-    loss: Literal["grpo", "sft"] = "grpo"
+    loss: Annotated[Literal["grpo", "sft"], FROZEN] = "grpo"
     """`grpo`, or `sft` for `slime-rl sft`."""
     normalize_by_std: bool = False
     """Divide advantages by the standard deviation of the group's rewards."""
@@ -259,44 +266,44 @@ class EvaluationConfig(Section):
     """By default `sampling.max_new_tokens`."""
     max_prompts: PositiveInt | None = None
     """Only the first so many prompts."""
-    timeout_s: PositiveFloat = 1800.0
+    timeout_s: Seconds = 1800.0
     """How long one evaluation may take."""
 
 
 class CheckpointConfig(Section):
     """How often a durable checkpoint is written, in steps."""
 
-    every: PositiveInt = 50
+    every: Annotated[PositiveInt, FREE] = 50
     """In steps; the last step is always saved."""
-    keep: PositiveInt = 2
+    keep: Annotated[PositiveInt, FREE] = 2
     """How many of the newest to keep."""
 
 
 class BufferConfig(Section):
     """The Redis server: the run's own unless `url` names one. A password in the URL never reaches a log."""
 
-    url: str | None = None
+    url: Annotated[str | None, FREE] = None
     """redis://, rediss:// or unix://; by default a server that lives as long as the run."""
-    url_env: str | None = None
+    url_env: Annotated[str | None, FREE] = None
     """The environment variable that holds the URL, so that its password stands in no file."""
-    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = KEY_PREFIX
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), FROZEN] = KEY_PREFIX
     """What the names of all keys begin with, after their brace."""
-    tls_ca: str | None = None
+    tls_ca: Annotated[str | None, FREE] = None
     """A PEM file of the authorities that may have signed the server's certificate; by default the system's."""
-    tls_cert: str | None = None
+    tls_cert: Annotated[str | None, FREE] = None
     """A PEM file with the certificate that this side shows, where the server asks for one."""
-    tls_key: str | None = None
+    tls_key: Annotated[str | None, FREE] = None
     """A PEM file with the private key of `tls_cert`."""
-    call_timeout_s: Annotated[float, Field(gt=10)] = 30.0
+    call_timeout_s: Annotated[float, Field(gt=10), FREE] = 30.0
     """How long the server may take to answer; above the 10 s for which a call waits for news."""
-    reconnect_timeout_s: PositiveFloat = 60.0
+    reconnect_timeout_s: Seconds = 60.0
     """How long a call is repeated while the server is out of reach or loading its data."""
 
-    compression: Literal["none", "zstd"] = "none"
+    compression: Annotated[Literal["none", "zstd"], FREE] = "none"
     """Of groups on the server: `zstd` (level 1) halves them at a quarter of the speed."""
-    inline_limit: NonNegativeInt = 2**18
+    inline_limit: Annotated[NonNegativeInt, FREE] = 2**18
     """Extra arrays of a sample, such as routed experts, go to a file of their own above so many bytes."""
-    blobs: str | None = None
+    blobs: Annotated[str | None, FREE] = None
     """Where these go: a folder, or a URL that fsspec opens, seen by workers and trainer; by default the run folder."""
 
     def find_url(self) -> str | None:

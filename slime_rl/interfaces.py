@@ -76,6 +76,10 @@ class Steps(Protocol):
         """A durable checkpoint contains `step`: delete the payloads of it and of the steps before."""
         ...
 
+    async def snapshot(self, version: Version) -> bytes:
+        """What a checkpoint of `version`, published, has to hold of the buffer so that the run can go on from it."""
+        ...
+
     async def status(self) -> BufferStatus: ...
 
 
@@ -94,8 +98,8 @@ class Trainer(Protocol):
         """Bring `version` into every engine and return when each has confirmed it."""
         ...
 
-    async def save(self, version: Version) -> None:
-        """Write a durable checkpoint of `version`."""
+    async def save(self, version: Version, snapshot: bytes) -> None:
+        """Write a durable checkpoint of `version` with the buffer's `snapshot` in it."""
         ...
 
 

@@ -154,6 +154,6 @@ async def publish(driver: Driver, version: Version) -> None:
 
 async def save(driver: Driver, version: Version) -> None:
     """Make `version` durable, and only then let go of what it was trained on; a repeat changes nothing."""
-    await driver.trainer.save(version)
+    await driver.trainer.save(version, await driver.steps.snapshot(version))
     if version > 0:
         await driver.steps.commit(version - 1)

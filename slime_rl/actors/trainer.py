@@ -18,6 +18,7 @@ from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.reader import GroupReader
 from slime_rl.config import Config
 from slime_rl.errors import TrainerError
+from slime_rl.journal.checkpoints import Checkpoint, Checkpoints
 from slime_rl.rollout.address import Address
 from slime_rl.trainer.packing import share_groups
 from slime_rl.types import Assignment, Group, StepReport, Version
@@ -55,8 +56,8 @@ class TrainerActor:
         with socket.create_server((host, 0)) as probe:
             return host, probe.getsockname()[1]
 
-    def load(self, master: tuple[str, int], open_reader: OpenReader) -> Version:
-        """Join the other ranks and load the weights."""
+    def load(self, master: tuple[str, int], open_reader: OpenReader, start: Checkpoint | None) -> Version:
+        """Join the other ranks and load the weights, those of a checkpoint if the run goes on from one."""
         from slime_rl.trainer.rank import MegatronRank
 
         host, port = master
@@ -68,7 +69,7 @@ class TrainerActor:
             master_port=port,
             read_groups=open_reader(),
         )
-        return self._megatron.load()
+        return self._megatron.load(start)
 
     def step(self, group_ids: Sequence[int], step: int) -> StepReport:
         """Train this rank's share of a step."""
@@ -99,19 +100,16 @@ class TrainerActor:
         """Mean and maximum difference from the engine's log-probs of `group`; the other ranks run idle."""
         return self._megatron.compare([group] if self._rank == 0 else [])
 
-    def save(self, folder: Path) -> None:
-        """Write the weights as a Hugging Face folder."""
-        self._megatron.save_hf(folder)
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Take part in writing a checkpoint's files."""
+        self._megatron.save(checkpoint)
 
     def stop(self) -> None:
         """Nothing waits in a rank that has no call."""
 
 
 class TrainerGroup:
-    """Every rank, seen as one; implements interfaces.Trainer.
-
-    `checkpoint` says where a version is saved; `prune` deletes older ones after that.
-    """
+    """Every rank, seen as one; implements interfaces.Trainer. It begins at the checkpoint `start`, if there is one."""
 
     def __init__(
         self,
@@ -120,15 +118,15 @@ class TrainerGroup:
         logs: Path,
         open_reader: OpenReader,
         engines: Sequence[Address],
-        checkpoint: Callable[[Version], Path],
-        prune: Callable[[], None],
+        checkpoints: Checkpoints,
+        start: Checkpoint | None,
         published: Path,
     ) -> None:
         self._config = config.trainer
         self._open_reader = open_reader
         self._engines = engines
-        self._checkpoint = checkpoint
-        self._prune = prune
+        self._checkpoints = checkpoints
+        self._start = start
         self._published = published
         self._crew = Crew([_start_rank(rank, config, logs) for rank in range(config.trainer.data_parallel)])
 
@@ -136,9 +134,9 @@ class TrainerGroup:
         """The version of the weights that every rank has loaded."""
         limit_s = self._config.start_timeout_s
         master = await self._crew.members[0].call("find_port", doing="as it started", timeout_s=limit_s)
-        versions = await self._crew.call(
-            "load", master, self._open_reader, doing="as it loaded (trainer.start_timeout_s)", timeout_s=limit_s
-        )
+        loading = master, self._open_reader, self._start
+        doing = "as it loaded (trainer.start_timeout_s)"
+        versions = await self._crew.call("load", *loading, doing=doing, timeout_s=limit_s)
         return versions[0]
 
     async def step(self, assignment: Assignment) -> StepReport:
@@ -160,12 +158,11 @@ class TrainerGroup:
         """Bring a version to the engines."""
         await self._all("publish", version, self._engines, self._published, doing=f"as it published version {version}")
 
-    async def save(self, version: Version) -> None:
-        """Write a version as a Hugging Face folder; one that is there already stays as it is."""
-        folder = self._checkpoint(version)
-        if not folder.exists():
-            await self._all("save", folder, doing=f"as it saved version {version}")
-            self._prune()
+    async def save(self, version: Version, snapshot: bytes | None = None) -> None:
+        """Write a checkpoint of a version; one that is there already stays as it is."""
+        with self._checkpoints.write(version, snapshot) as checkpoint:
+            if checkpoint is not None:
+                await self._all("save", checkpoint, doing=f"as it saved version {version}")
 
     async def close(self) -> None:
         """End every rank."""

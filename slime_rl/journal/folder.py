@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -9,24 +10,33 @@ import platform
 import secrets
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.errors import RunFolderError
+from slime_rl.journal.checkpoints import Checkpoints
 
 IDENTITY = "run.json"
+LOCK = "lock"
 EVALUATIONS = "evaluations"
 PACKAGES = ("slime-rl", "torch", "megatron-core", "sglang", "ray", "redis", "transformers", "mbridge")
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The paths of a run; `id` names it in the buffer's keys."""
+    """The paths of a run; `id` names it in the buffer's keys. It has `began` once its weights were served."""
 
     path: Path
     id: str
+    began: bool = False
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
 
     @property
     def logs(self) -> Path:
@@ -37,34 +47,37 @@ class RunFolder:
         return self.path / "samples"
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
     def redis(self) -> Path:
         return self.path / "redis"
 
     @property
     def export(self) -> Path:
-        """The Hugging Face folder of the final weights."""
+        """The newest checkpoint: a Hugging Face folder of the weights."""
         return self.path / "export"
 
-    def checkpoint(self, version: int) -> Path:
-        """The Hugging Face folder of a version's weights."""
-        return self.checkpoints / f"version-{version:06d}"
+    def checkpoints(self, keep: int) -> Checkpoints:
+        """The checkpoints, of which `keep` stay."""
+        return Checkpoints(self.path / "checkpoints", export=self.export, keep=keep)
 
-    def saved(self) -> list[Path]:
-        """The checkpoints there are, the newest last."""
-        return sorted(self.checkpoints.glob("version-*"))
 
-    def link_export(self) -> None:
-        """Let `export` be the newest checkpoint."""
-        self.export.symlink_to(self.saved()[-1].relative_to(self.path))
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep other processes out of a run folder, which is made if need be, until the block or this process ends.
 
-    def prune(self, keep: int) -> None:
-        """Delete all but the newest `keep` checkpoints."""
-        for old in self.saved()[:-keep]:
-            shutil.rmtree(old)
+    Raises RunFolderError if one is in it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RunFolderError(f"run.folder must be a folder that can be made, got {path} ({error.strerror})") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RunFolderError(f"{path} is in use by a process that still runs: end it, or name another folder") from None
+    finally:
+        os.close(lock)
 
 
 def open_used(path: Path) -> RunFolder:
@@ -72,7 +85,7 @@ def open_used(path: Path) -> RunFolder:
     run = _identity(path)
     if run is None:
         raise RunFolderError(f"expected a run folder, got {path}, which has no {IDENTITY}")
-    return RunFolder(path.resolve(), run["id"])
+    return RunFolder(path.resolve(), run["id"], run["began"])
 
 
 def check_unused(path: Path) -> None:
@@ -86,34 +99,37 @@ def check_unused(path: Path) -> None:
         if run["began"]:
             raise RunFolderError(
                 f"run.folder must be a new or empty folder, got {path}, which holds run {run['id']}: "
-                "resume it (not built yet), or choose another folder (run.folder=...)"
+                f"resume it (slime-rl resume {path}), or choose another folder (run.folder=...)"
             )
-    elif path.is_dir() and any(entry.name != EVALUATIONS for entry in path.iterdir()):
+    elif path.is_dir() and any(entry.name not in (EVALUATIONS, LOCK) for entry in path.iterdir()):
         raise RunFolderError(
             f"run.folder must be a new or empty folder, got {path}, which is not: choose another (run.folder=...)"
         )
 
 
 def create(config: Config) -> RunFolder:
-    """Make the folder of a new run, private to its user, with its configuration and environment written down.
+    """Make a folder that is `held` a new run's, private to its user, with configuration and environment in it.
 
     Raises RunFolderError if it is in use.
     """
     path = Path(config.run.folder).resolve()
     check_unused(path)
     _clear(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o700)
-    except OSError as error:
-        raise RunFolderError(f"run.folder must be a folder that can be made, got {path} ({error.strerror})") from None
+    path.chmod(0o700)
     folder = RunFolder(path, secrets.token_hex(4))
-    for part in (folder.logs, folder.samples, folder.checkpoints, folder.redis):
+    for part in (folder.logs, folder.samples, folder.path / "checkpoints", folder.redis):
         part.mkdir()
-    (path / "config.yaml").write_text(config.dump(), encoding="utf-8")
-    write_json(path / "environment.json", environment(config))
+    write_down(folder, config)
     write_json(path / IDENTITY, {"id": folder.id, "began": False})
     return folder
+
+
+def write_down(folder: RunFolder, config: Config) -> None:
+    """Keep the configuration that a run begins or goes on with, and the environment it does so in."""
+    aside = folder.path / "config.yaml.part"
+    aside.write_text(config.dump(), encoding="utf-8")
+    aside.replace(folder.config)
+    write_json(folder.path / "environment.json", environment(config))
 
 
 def mark_begun(folder: RunFolder) -> None:
@@ -133,7 +149,7 @@ def _clear(path: Path) -> None:
     """Delete what a run that never began has left."""
     if _identity(path) is not None:
         for entry in path.iterdir():
-            if entry.name == EVALUATIONS:
+            if entry.name in (EVALUATIONS, LOCK):
                 continue
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 

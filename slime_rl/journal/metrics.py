@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -28,6 +28,11 @@ class MetricsLog:
         _write(self._metrics, {"step": step, "time": now, **values})
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._tensorboard.add_event(Event(wall_time=now, step=step, summary=Summary(value=scalars)))
+
+    def resumed(self, step: int) -> None:
+        """Tell TensorBoard that what it has of later steps is taken again."""
+        start = SessionLog(status=SessionLog.START)
+        self._tensorboard.add_event(Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     def event(self, kind: str, **details: Any) -> None:
         """Record something that happened once."""

@@ -55,9 +55,9 @@ class TimedTrainer:
         with self._phases.measure("publish"):
             await self._trainer.publish(version)
 
-    async def save(self, version: Version) -> None:
+    async def save(self, version: Version, snapshot: bytes) -> None:
         with self._phases.measure("save"):
-            await self._trainer.save(version)
+            await self._trainer.save(version, snapshot)
 
 
 class TimedSteps:
@@ -78,6 +78,10 @@ class TimedSteps:
     async def commit(self, step: int) -> None:
         with self._phases.measure("buffer"):
             await self._steps.commit(step)
+
+    async def snapshot(self, version: Version) -> bytes:
+        with self._phases.measure("buffer"):
+            return await self._steps.snapshot(version)
 
     async def status(self) -> BufferStatus:
         return await self._steps.status()

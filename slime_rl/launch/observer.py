@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from slime_rl.buffer.server import EmbeddedServer
 from slime_rl.config import Config
 from slime_rl.journal.curve import draw_curve
 from slime_rl.journal.folder import RunFolder, write_json
+from slime_rl.journal.history import History
 from slime_rl.journal.metrics import MetricsLog
 from slime_rl.journal.phases import Phases
 from slime_rl.launch.fleet import Fleet
@@ -63,7 +64,15 @@ class Observer:
     """Keeps the figures of a run."""
 
     def __init__(
-        self, config: Config, *, folder: RunFolder, inputs: Inputs, phases: Phases, bar: StepBar, parts: Parts
+        self,
+        config: Config,
+        *,
+        folder: RunFolder,
+        inputs: Inputs,
+        phases: Phases,
+        bar: StepBar,
+        parts: Parts,
+        history: History,
     ) -> None:
         self._config = config
         self._folder = folder
@@ -74,12 +83,22 @@ class Observer:
         self._metrics = MetricsLog(folder.path)
         self._step_started = time.monotonic()
         self._difference = Difference()
-        self.rows: list[dict[str, float]] = []
-        self.scores: list[tuple[int, float]] = []
+        self.rows = history.rows
+        self.scores = history.scores
+        for row in self.rows:
+            self._difference.add(
+                row["logprob_abs_diff"] * row["num_tokens"], row["num_tokens"], row["logprob_abs_diff_max"]
+            )
 
-    async def before(self) -> bool:
-        """Score the weights that the run starts from; True if they reach the goal already."""
-        reached = await self._score(Version(0))
+    def resumed(self, version: Version, changes: Mapping[str, Any]) -> None:
+        """Record that the run goes on from a version, and with which changes."""
+        self._metrics.resumed(version)
+        self._metrics.event("resumed", version=version, changes=changes)
+        self._bar.advance(version, f"resumed at version {version}")
+
+    async def before(self, version: Version) -> bool:
+        """Score the weights that the run starts from, unless that is done; True if they reach the goal already."""
+        reached = False if self.scores else await self._score(version)
         self._phases.take_step()
         self._step_started = time.monotonic()
         return reached

@@ -53,6 +53,11 @@ def require(config: Config, *, loss: str, command: str) -> None:
 def check(config: Config) -> Inputs:
     """Check everything that a run needs; the first fault is raised as a UserError."""
     check_unused(Path(config.run.folder))
+    return check_again(config)
+
+
+def check_again(config: Config) -> Inputs:
+    """Check everything that a run needs which goes on in its own folder."""
     check_megatron_arguments(config.trainer.megatron)
     check_tokenizer(config.model.path)
     read_architecture(config.model.path)

@@ -12,11 +12,14 @@ from slime_rl.config import Config
 from slime_rl.errors import ConfigError, cause_first
 from slime_rl.guard import Guard
 from slime_rl.journal import folder as run_folder
+from slime_rl.journal.checkpoints import Checkpoint
 from slime_rl.journal.folder import RunFolder, mark_begun
+from slime_rl.journal.history import rewind
 from slime_rl.journal.metrics import MetricsLog
 from slime_rl.launch import preflight
 from slime_rl.launch.cluster import ray_cluster, run_to_end
 from slime_rl.launch.progress import console, step_bar
+from slime_rl.launch.resumption import Resumption
 from slime_rl.launch.selection import tell
 from slime_rl.types import AssignedGroup, Assignment, Version
 
@@ -32,21 +35,36 @@ def run(config: Config) -> Path:
     if epochs is not None and wanted > order.num_issues(epochs):
         expected = f"must ask for at most {order.num_issues(epochs)} prompts (data.max_epochs is {epochs})"
         raise ConfigError("loop.steps", f"{expected} at {config.loop.groups_per_step} a step", config.loop.steps)
-    folder = run_folder.create(config)
+    with run_folder.held(Path(config.run.folder)):
+        return _run_in(run_folder.create(config), config, inputs.selection, None)
+
+
+def resume(found: Resumption) -> Path:
+    """Go on with a run from its newest checkpoint."""
+    with run_folder.held(found.folder.path):
+        inputs = preflight.check_again(found.config)
+        run_folder.write_down(found.folder, found.config)
+        rewind(found.folder.path, found.version)
+        return _run_in(found.folder, found.config, inputs.selection, found.checkpoint)
+
+
+def _run_in(folder: RunFolder, config: Config, selection: Selection, start: Checkpoint | None) -> Path:
     with Guard(), ray_cluster(), cause_first():
-        run_to_end(_train(config, folder, inputs.selection))
+        run_to_end(_train(config, folder, selection, start))
     console.print(f"weights: {folder.export}")
     return folder.export
 
 
-async def _train(config: Config, folder: RunFolder, selection: Selection) -> None:
+async def _train(config: Config, folder: RunFolder, selection: Selection, start: Checkpoint | None) -> None:
+    checkpoints = folder.checkpoints(config.checkpoint.keep)
+    checkpoints.clear()
     trainer = TrainerGroup(
         config,
         logs=folder.logs,
         open_reader=partial(read_worked_examples, config, selection),
         engines=(),
-        checkpoint=folder.checkpoint,
-        prune=partial(folder.prune, config.checkpoint.keep),
+        checkpoints=checkpoints,
+        start=start,
         published=folder.path,
     )
     metrics = MetricsLog(folder.path)
@@ -67,7 +85,6 @@ async def _train(config: Config, folder: RunFolder, selection: Selection) -> Non
                     await trainer.save(version)
                 bar.advance(version, ", ".join(f"{name} {value:.3g}" for name, value in values.items()))
         await trainer.save(version)
-        folder.link_export()
     finally:
         await trainer.close()
         metrics.close()

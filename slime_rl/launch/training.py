@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from slime_rl import loop
@@ -21,6 +22,7 @@ from slime_rl.errors import cause_first
 from slime_rl.guard import Guard
 from slime_rl.journal import folder as run_folder
 from slime_rl.journal.folder import RunFolder
+from slime_rl.journal.history import History, rewind
 from slime_rl.journal.phases import Phases, TimedSteps, TimedTrainer
 from slime_rl.launch import plan, preflight, report
 from slime_rl.launch.cluster import ray_cluster, run_to_end
@@ -28,6 +30,7 @@ from slime_rl.launch.fleet import Fleet
 from slime_rl.launch.observer import Observer, Parts
 from slime_rl.launch.preflight import Inputs
 from slime_rl.launch.progress import console, driver_log, step_bar
+from slime_rl.launch.resumption import Resumption
 from slime_rl.launch.selection import tell
 from slime_rl.launch.workers import Workers
 
@@ -37,9 +40,21 @@ def run(config: Config) -> dict[str, Any]:
     preflight.require(config, loss="grpo", command="train")
     inputs = preflight.check(config)
     tell(config, inputs.selection)
-    folder = run_folder.create(config)
+    with run_folder.held(Path(config.run.folder)):
+        return _run_in(run_folder.create(config), config, inputs, None)
+
+
+def resume(found: Resumption) -> dict[str, Any]:
+    """Go on with a run from its newest checkpoint, and return the summary of the whole."""
+    with run_folder.held(found.folder.path):
+        inputs = preflight.check_again(found.config)
+        run_folder.write_down(found.folder, found.config)
+        return _run_in(found.folder, found.config, inputs, found)
+
+
+def _run_in(folder: RunFolder, config: Config, inputs: Inputs, resumed: Resumption | None) -> dict[str, Any]:
     with Guard(), driver_log(folder.logs), ray_cluster(), cause_first():
-        return run_to_end(_train(config, folder, inputs))
+        return run_to_end(_train(config, folder, inputs, resumed))
 
 
 def show_plan(config: Config) -> None:
@@ -48,14 +63,17 @@ def show_plan(config: Config) -> None:
     plan.show(config, preflight.check(config))
 
 
-async def _train(config: Config, folder: RunFolder, inputs: Inputs) -> dict[str, Any]:
+async def _train(config: Config, folder: RunFolder, inputs: Inputs, resumed: Resumption | None) -> dict[str, Any]:
     phases = Phases()
+    history = rewind(folder.path, resumed.version) if resumed else History()
     async with contextlib.AsyncExitStack() as stack:
         with phases.measure("start"), console.status("starting the buffer, the engines and the workers"):
-            parts = await _bring_up(config, folder, inputs, stack)
+            parts = await _bring_up(config, folder, inputs, resumed, stack)
         bar = stack.enter_context(step_bar("training", config.loop.steps))
-        observer = Observer(config, folder=folder, inputs=inputs, phases=phases, bar=bar, parts=parts)
+        observer = Observer(config, folder=folder, inputs=inputs, phases=phases, bar=bar, parts=parts, history=history)
         stack.callback(observer.close)
+        if resumed:
+            observer.resumed(resumed.version, resumed.changes)
         driver = loop.Driver(
             config=config.loop,
             steps=TimedSteps(parts.buffer, phases),
@@ -64,18 +82,28 @@ async def _train(config: Config, folder: RunFolder, inputs: Inputs) -> dict[str,
             save_every=config.checkpoint.every,
         )
         await _drive(driver, observer, folder, parts)
-        folder.link_export()
         summary = await observer.summarise()
     report.show(summary, observer.rows, folder)
     return summary
 
 
-async def _bring_up(config: Config, folder: RunFolder, inputs: Inputs, stack: contextlib.AsyncExitStack) -> Parts:
+async def _bring_up(
+    config: Config,
+    folder: RunFolder,
+    inputs: Inputs,
+    resumed: Resumption | None,
+    stack: contextlib.AsyncExitStack,
+) -> Parts:
     """Start everything; `stack` ends it in the reverse order."""
+    checkpoints = folder.checkpoints(config.checkpoint.keep)
+    checkpoints.clear()
     endpoint, server = stack.enter_context(_server(config, folder))
     selection = inputs.selection
     pacing = pacing_of(config, run_id=folder.id, num_prompts=len(inputs.prompts), sources=selection.sources)
-    buffer = await RedisBuffer.open(endpoint, pacing, create=True)
+    if resumed:
+        buffer = await RedisBuffer.resume(endpoint, pacing, resumed.snapshot(pacing))
+    else:
+        buffer = await RedisBuffer.open(endpoint, pacing, create=True)
     stack.push_async_callback(buffer.close)
     fleet = await stack.enter_async_context(Fleet(config, logs=folder.logs))
     around = Surroundings(router=fleet.router, logs=folder.logs, buffer=(endpoint, pacing), selection=selection)
@@ -86,8 +114,8 @@ async def _bring_up(config: Config, folder: RunFolder, inputs: Inputs, stack: co
         logs=folder.logs,
         open_reader=partial(read_from_buffer, endpoint, folder.id),
         engines=fleet.addresses,
-        checkpoint=folder.checkpoint,
-        prune=partial(folder.prune, config.checkpoint.keep),
+        checkpoints=checkpoints,
+        start=resumed.checkpoint if resumed else None,
         published=folder.path,
     )
     stack.push_async_callback(trainer.close)
@@ -104,7 +132,7 @@ async def _drive(driver: loop.Driver, observer: Observer, folder: RunFolder, par
             watches.append(tasks.create_task(parts.server.watch()))
         version = await loop.begin(driver)
         run_folder.mark_begun(folder)
-        if await observer.before():
+        if await observer.before(version):
             await loop.save(driver, version)
         else:
             tasks.create_task(parts.workers.produce())

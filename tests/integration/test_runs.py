@@ -1,5 +1,6 @@
 """Whole runs through the command line, with the real Ray, Redis server, SGLang and Megatron."""
 
+import fcntl
 import json
 import math
 import os
@@ -54,7 +55,7 @@ def started(config: dict, *arguments: str, command: str = "train") -> Iterator[s
     folder = Path(config["run"]["folder"])
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(config))
-    subject = folder if command == "export" else file
+    subject = folder if command in ("export", "resume") else file
     process = subprocess.Popen(
         [sys.executable, "-m", "slime_rl.cli", command, str(subject), *arguments],
         stdout=subprocess.PIPE,
@@ -90,12 +91,16 @@ def metrics_of(config: dict) -> list[dict]:
 
 
 def wait_for_first_step(config: dict, process: subprocess.Popen) -> None:
+    wait_for_steps(config, process, 1)
+
+
+def wait_for_steps(config: dict, process: subprocess.Popen, num_steps: int) -> None:
     metrics = Path(config["run"]["folder"]) / "metrics.jsonl"
 
     def stepped_or_ended() -> bool:
-        return process.poll() is not None or (metrics.exists() and metrics.stat().st_size > 0)
+        return process.poll() is not None or (metrics.exists() and metrics.read_bytes().count(b"\n") >= num_steps)
 
-    wait_for(stepped_or_ended, "the first step", TIMEOUT_S)
+    wait_for(stepped_or_ended, f"step {num_steps}", TIMEOUT_S)
     assert process.poll() is None, process.communicate()[0]
 
 
@@ -244,6 +249,52 @@ def test_a_killed_part_ends_the_run_with_its_name(config, victim):
     assert process.returncode == 1, printed
     assert f"slime-rl: {victim}" in printed
     wait_until_ended(processes, END_S)
+
+
+def test_a_killed_run_goes_on_from_its_newest_checkpoint(config):
+    config["loop"] |= {"steps": 6}
+    with started(config, "trainer.data_parallel=2") as process:
+        wait_for_steps(config, process, 3)
+        process.kill()
+    folder = Path(config["run"]["folder"])
+    printed = completed(config, "loop.steps=7", "trainer.lr=2e-3", command="resume")
+    rows = metrics_of(config)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7], printed
+    assert {row["lr"] for row in rows[:2]} == {1e-3}
+    assert {row["lr"] for row in rows[4:]} == {2e-3}
+    assert all(row["logprob_abs_diff"] < 3e-5 for row in rows)
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    [resumed] = [event for event in events if event["event"] == "resumed"]
+    assert resumed["version"] in (2, 4)
+    assert resumed["changes"] == {"loop.steps": 7, "trainer.lr": 2e-3}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["dropped"]) == (7, {})
+    assert (folder / "export").resolve().name == "version-000007"
+    check_export(folder / "export")
+
+
+def test_an_asynchronous_run_killed_before_its_first_checkpoint_goes_on_without_its_server(config):
+    config["loop"] |= {"steps": 5, "max_lag": 1}
+    config["checkpoint"] = {"every": 100}
+    with started(config) as process:
+        wait_for_first_step(config, process)
+        process.kill()
+    folder = Path(config["run"]["folder"])
+    wait_for(lambda: free_of_its_server(folder), "the end of the run's server", END_S)
+    for file in (folder / "redis").glob("appendonlydir/*"):
+        file.unlink()
+    completed(config, command="resume")
+    assert [row["step"] for row in metrics_of(config)] == [1, 2, 3, 4, 5]
+    assert max(row["lag_max"] for row in metrics_of(config)) <= 1
+
+
+def free_of_its_server(folder: Path) -> bool:
+    with open(folder / "redis" / "lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def kill_part(driver: int, victim: str) -> None:

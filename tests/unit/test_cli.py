@@ -87,7 +87,7 @@ def test_a_folder_that_a_run_has_used_is_refused_with_what_to_do(config, capsys)
     used.mkdir()
     (used / "run.json").write_text('{"id": "abc", "began": true}')
     told = fault_of(capsys, "train", str(config))
-    assert "holds run abc: resume it (not built yet), or choose another folder" in told
+    assert f"holds run abc: resume it (slime-rl resume {used}), or choose another folder" in told
 
 
 def test_a_folder_with_other_files_is_refused(config, capsys):
@@ -116,4 +116,4 @@ def test_help_lists_the_commands(capsys):
         main(["--help"])
     assert ended.value.code == 0
     listed = capsys.readouterr().out
-    assert all(command in listed for command in ("train", "sft", "eval", "export", "demo", "doctor"))
+    assert all(command in listed for command in ("train", "resume", "sft", "eval", "export", "demo", "doctor"))

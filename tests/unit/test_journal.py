@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -22,39 +23,42 @@ def config(tmp_path):
     )
 
 
+def create(config):
+    """A new run in a folder that no other process is in."""
+    with run_folder.held(Path(config.run.folder)):
+        return run_folder.create(config)
+
+
+def test_a_folder_is_one_process_s_at_a_time(tmp_path):
+    again = run_folder.held(tmp_path / "run")
+    with run_folder.held(tmp_path / "run"), pytest.raises(RunFolderError, match="in use by a process that still runs"):
+        again.__enter__()
+    with run_folder.held(tmp_path / "run"):
+        pass
+
+
 def test_a_run_that_began_keeps_its_folder_and_one_that_did_not_gives_it_up(config):
-    first = run_folder.create(config)
+    first = create(config)
     (first.logs / "engine-0.log").write_text("it did not start")
     (first.path / "evaluations").mkdir()
-    second = run_folder.create(config)
+    second = create(config)
     assert second.id != first.id
     assert list(second.logs.iterdir()) == []
     assert (second.path / "evaluations").is_dir()
     run_folder.mark_begun(second)
     with pytest.raises(RunFolderError, match=f"holds run {second.id}: resume it"):
-        run_folder.create(config)
+        create(config)
 
 
 def test_a_folder_with_evaluations_alone_may_be_trained_in(config, tmp_path):
     (tmp_path / "run" / "evaluations").mkdir(parents=True)
-    assert run_folder.create(config).path == tmp_path / "run"
+    assert create(config).path == tmp_path / "run"
 
 
 def test_a_folder_is_private_and_holds_no_password(config):
-    folder = run_folder.create(config)
+    folder = create(config)
     assert folder.path.stat().st_mode & 0o777 == 0o700
     assert "secret" not in "".join(p.read_text() for p in folder.path.iterdir() if p.is_file())
-
-
-def test_only_the_newest_checkpoints_are_kept_and_the_export_is_the_newest(config):
-    folder = run_folder.create(config)
-    for version in (2, 10, 100):
-        folder.checkpoint(version).mkdir()
-        (folder.checkpoint(version) / "version").write_text(str(version))
-    folder.prune(keep=2)
-    folder.link_export()
-    assert [path.name for path in folder.saved()] == ["version-000010", "version-000100"]
-    assert (folder.export / "version").read_text() == "100"
 
 
 def test_metrics_are_valid_json_where_nothing_was_counted(tmp_path):

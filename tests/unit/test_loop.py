@@ -10,6 +10,7 @@ import pytest
 
 from slime_rl.buffer.memory import MemoryBuffer
 from slime_rl.buffer.pacing import Pacing
+from slime_rl.buffer.snapshot import decode_snapshot
 from slime_rl.config import LoopConfig
 from slime_rl.errors import DropError, EngineError, RewardError, TrainerError
 from slime_rl.loop import Driver, Worker, begin, consume, produce
@@ -81,8 +82,9 @@ class Ranks:
         self.engines.version = version
         self.engines.served.append(version)
 
-    async def save(self, version: Version) -> None:
+    async def save(self, version: Version, snapshot: bytes) -> None:
         await self.engines.pass_time()
+        assert decode_snapshot(snapshot, name="snapshot").version == version
         if version not in self.saved:
             self.buffer.read(self.trained[-1])  # raises where a step was committed before it was saved
             self.saved.append(version)
