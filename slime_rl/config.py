@@ -6,10 +6,11 @@ import difflib
 import os
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic.fields import FieldInfo
 
 from slime_rl.errors import ConfigError
 
@@ -443,6 +444,11 @@ def _check_schedule(config: Config) -> None:
         raise ConfigError("trainer.min_lr", f"must be at most trainer.lr, {trainer.lr:g}", trainer.min_lr)
     if trainer.min_lr > 0 and trainer.lr_schedule == "constant":
         raise ConfigError("trainer.min_lr", "has no effect when trainer.lr_schedule is constant", trainer.min_lr)
+
+
+def mark_of(field: FieldInfo) -> Mark:
+    """What `slime-rl resume` makes of a change of a field."""
+    return next((mark for mark in field.metadata if mark in get_args(Mark)), "restart")
 
 
 def without_credentials(url: str) -> str:

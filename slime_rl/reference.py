@@ -8,13 +8,15 @@ from typing import Any, TypeGuard, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from slime_rl.config import Config
+from slime_rl.config import Config, Mark, mark_of
 
 PREFACE = """# Configuration
 
 One YAML file; `slime-rl train CONFIG section.field=value` sets single fields. Unknown names, wrong types and
 combinations that cannot work are refused before anything starts, with exit status 2; `--dry-run` checks everything and
-shows what would start. This page is generated from the schema (`slime_rl/config.py`), where each default stands once.
+shows what would start. The column `resume` says what `slime-rl resume` makes of a change: `frozen` fields must stay as
+the run began, `restart` ones hold from there on, `free` ones change nothing of what is computed. This page is generated
+from the schema (`slime_rl/config.py`), where each default stands once.
 """
 
 
@@ -26,21 +28,20 @@ def page() -> str:
 def section(name: str, field: FieldInfo) -> str:
     """One section with a table of its fields, those of sections inside it too."""
     model = _model(field)
-    lines = [
-        f"\n## {name}\n\n{(model.__doc__ or '').strip()}\n\n| field | type | default | meaning |\n|---|---|---|---|\n"
-    ]
-    lines += [f"| `{path}` | {kind} | {default} | {meaning} |\n" for path, kind, default, meaning in rows(name, model)]
+    head = "| field | type | default | resume | meaning |\n|---|---|---|---|---|\n"
+    lines = [f"\n## {name}\n\n{(model.__doc__ or '').strip()}\n\n{head}"]
+    lines += [f"| `{cells[0]}` | {' | '.join(cells[1:])} |\n" for cells in rows(name, model)]
     return "".join(lines)
 
 
-def rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
-    """Path, type, default and meaning of each field of `model`."""
+def rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, Mark, str]]:
+    """Path, type, default, mark and meaning of each field of `model`."""
     for name, field in model.model_fields.items():
         path = f"{prefix}.{name}"
         if _is_section(field.annotation):
             yield from rows(path, field.annotation)
         else:
-            yield path, _kind(field.annotation), _default(field), field.description or ""
+            yield path, _kind(field.annotation), _default(field), mark_of(field), field.description or ""
             if get_origin(field.annotation) is tuple and _is_section(item := get_args(field.annotation)[0]):
                 yield from rows(f"{path}.N", item)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.snapshot import Snapshot, decode_snapshot
-from slime_rl.config import FREE, FROZEN, Config, Mark
+from slime_rl.config import FREE, FROZEN, Config, Mark, mark_of
 from slime_rl.config_file import load_config
 from slime_rl.errors import CodecError, ConfigError, RunFolderError
 from slime_rl.journal.checkpoints import Checkpoint
@@ -82,13 +82,13 @@ def compare(before: Config, after: Config) -> Iterator[tuple[str, Any, Any, Mark
 def _compare(prefix: str, before: BaseModel, after: BaseModel) -> Iterator[tuple[str, Any, Any, Mark]]:
     for name, field in type(after).model_fields.items():
         was, now = getattr(before, name), getattr(after, name)
-        marks = [mark for mark in field.metadata if mark in get_args(Mark)]
+        mark = mark_of(field)
         if was == now:
             continue
-        if isinstance(was, BaseModel) and isinstance(now, BaseModel) and not marks:
+        if isinstance(was, BaseModel) and isinstance(now, BaseModel) and mark == "restart":
             yield from _compare(f"{prefix}{name}.", was, now)
         else:
-            yield f"{prefix}{name}", was, now, marks[0] if marks else "restart"
+            yield f"{prefix}{name}", was, now, mark
 
 
 def _may_change(path: str, was: Any, now: Any, mark: Mark) -> bool:

@@ -1,11 +1,17 @@
 """What a user's mistake looks like: one line on standard error, exit status 2, nothing started, nothing written."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 
 from slime_rl.cli import main
+from slime_rl.config_file import validate
+from slime_rl.journal import folder as run_folder
+from slime_rl.journal.checkpoints import Checkpoint
+from slime_rl.launch import resumption
+from slime_rl.types import Version
 
 
 @pytest.fixture
@@ -95,6 +101,57 @@ def test_a_folder_with_other_files_is_refused(config, capsys):
     used.mkdir()
     (used / "thesis.tex").write_text("do not lose me")
     assert "must be a new or empty folder" in fault_of(capsys, "train", str(config))
+
+
+@pytest.fixture
+def run(config):
+    """A run that began and reached version 3 of 5, as far as its folder tells."""
+    values = yaml.safe_load(config.read_text()) | {"loop": {"steps": 5}}
+    loaded = validate(values)
+    with run_folder.held(Path(loaded.run.folder)):
+        folder = run_folder.create(loaded)
+        run_folder.mark_begun(folder)
+    with folder.checkpoints(2).write(Version(3), b"no snapshot"):
+        pass
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["run.seed=4"], "run.seed must stay as the run began, 0, got 4"),
+        (["loop.max_lag=1"], "loop.max_lag must stay as the run began, 0, got 1"),
+        (["data.columns.answer=a"], "data.columns must stay as the run began, ColumnsConfig(prompt='prompt', answer="),
+        (["loop.steps=3"], "loop.steps must be above 3, which run "),
+        (["loop.stepz=3"], "loop.stepz is not a known field; did you mean 'steps'?, got 3"),
+        (["trainer.megatron.num_layer=8"], "trainer.megatron.num_layer is not"),
+    ],
+)
+def test_what_a_resumed_run_may_not_change_is_told_in_one_line(run, capsys, overrides, message):
+    before = run.config.read_text()
+    assert message in fault_of(capsys, "resume", str(run.path), *overrides)
+    assert run.config.read_text() == before
+
+
+def test_resume_wants_a_run_that_began_with_a_whole_checkpoint(run, capsys, tmp_path):
+    assert "which has no run.json" in fault_of(capsys, "resume", str(tmp_path / "nothing"))
+    (run.path / "checkpoints/version-000003/state/buffer").unlink()
+    assert "version-000003 is damaged" in fault_of(capsys, "resume", str(run.path))
+    (run.path / "run.json").write_text('{"id": "abc", "began": false}')
+    assert "run abc in" in fault_of(capsys, "resume", str(run.path))
+
+
+def test_resume_leaves_a_run_alone_that_is_under_way(run, capsys):
+    with run_folder.held(run.path):
+        assert "is in use by a process that still runs" in fault_of(capsys, "resume", str(run.path))
+
+
+def test_a_run_folder_may_be_moved(run, tmp_path):
+    found = resumption.find(str(run.path.rename(tmp_path / "moved")), ["trainer.lr=0.5", "checkpoint.keep=7"])
+    assert found.folder.path == tmp_path / "moved"
+    assert found.checkpoint == Checkpoint(tmp_path / "moved/checkpoints/version-000003", Version(3))
+    assert (found.config.trainer.lr, found.config.checkpoint.keep) == (0.5, 7)
+    assert found.changes == {"trainer.lr": 0.5}
 
 
 def test_export_wants_a_run_with_a_checkpoint(tmp_path, capsys):
