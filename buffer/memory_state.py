@@ -123,14 +123,15 @@ class MemoryState:
             return "done", {}
         if self._version < self._replay_until:
             return "wait", waits | {"why": "replay"}
-        if kept:
-            return self._hold(min(self._in("kept"), key=lambda group: (group.deadline, str(group.id))), holder, request)
+        version = self._version if serves < 0 else min(serves, self._version)
+        deadline = version + int(self.limits["max_lag"])
+        first = min(self._in("kept"), key=lambda group: (group.deadline, str(group.id)), default=None)
+        if first is not None and first.deadline <= deadline:
+            return self._hold(first, holder, request)
         if not has_prompt:
             return "wait", waits | {"why": "prompts"}
         if outstanding + self._unpublished >= self.limits["slots"]:
             return "wait", waits | {"why": "slots"}
-        version = self._version if serves < 0 else min(serves, self._version)
-        deadline = version + int(self.limits["max_lag"])
         if not self._fits(deadline):
             return "wait", waits | {"why": "pool"}
         group = requeued[0] if requeued else self._issue()

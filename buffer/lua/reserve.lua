@@ -1,5 +1,6 @@
 -- Take the right to generate a group: one that is kept, else a requeued prompt, else the next one. The same request gets
--- the same answer.
+-- the same answer. A kept group waits for engines whose tokens would keep its deadline: after a rollback they may serve an
+-- older version than the one that began it.
 --
 -- KEYS[1] run: issued; reads version, next_step, replay_until; reads filled, ready; writes group:<id>, reserved, kept,
 --         unfinished, requeued, held:<holder>, requests, and as sweep does.
@@ -72,18 +73,20 @@ if counter('closed') == 1 or (may_return == 0 and not has_prompt) then
   return reply('done')
 elseif counter('version') < counter('replay_until') then
   return wait('replay')
-elseif kept > 0 then
-  local id = redis.call('ZRANGE', key('kept'), 0, 0)[1]
-  redis.call('ZREM', key('kept'), id)
-  return hold(id)
+end
+
+local version = serves < 0 and counter('version') or math.min(serves, counter('version'))
+local deadline = version + counter('max_lag')
+local first = redis.call('ZRANGE', key('kept'), 0, 0, 'WITHSCORES')
+if first[1] and tonumber(first[2]) <= deadline then
+  redis.call('ZREM', key('kept'), first[1])
+  return hold(first[1])
 elseif not has_prompt then
   return wait('prompts')
 elseif outstanding + unpublished >= counter('slots') then
   return wait('slots')
 end
 
-local version = serves < 0 and counter('version') or math.min(serves, counter('version'))
-local deadline = version + counter('max_lag')
 if not fits(deadline) then
   return wait('pool')
 end

@@ -87,6 +87,8 @@ class BufferMachine(RuleBasedStateMachine):
         assert held.id not in self.trained
         assert held.continued == (held.id in self.progress)
         assert held.deadline >= len(self.steps)
+        served = self.published if serves is None else min(serves, self.published)
+        assert held.deadline <= served + self.pacing.max_lag, "what these engines sample now would be too old for it"
         self.live[held.id] = held
         if not held.continued:  # one that is has kept its slot, though steps that were rolled back need theirs again
             assert len(self.live) + len(self.filled) + self.unpublished <= self.pacing.slots

@@ -72,6 +72,23 @@ async def test_a_group_with_durable_parts_is_continued(harness, segment):
     assert (again.id, again.continued, again.deadline) == (held.id, True, held.deadline)
 
 
+async def test_a_group_is_continued_only_once_the_engines_serve_what_keeps_its_deadline(harness, fill, segment):
+    buffer = await harness.open(max_lag=0)
+    snapshot = await buffer.snapshot(0)
+    taken = await take(buffer, fill, 0)
+    held = await buffer.reserve("worker-1")
+    await buffer.extend(held, segment(0, 4, version=held.version))
+    buffer = await harness.resume(snapshot)
+    with pytest.raises(WaitTimeout):
+        await buffer.reserve("worker-2")
+    assert [group.id for group in (await buffer.assign(0)).groups] == taken
+    await buffer.publish(1)
+    with pytest.raises(WaitTimeout):
+        await buffer.reserve("worker-2", serves=0)
+    again = await buffer.reserve("worker-2", serves=1)
+    assert (again.id, again.version, again.deadline, again.continued) == (held.id, 1, 1, True)
+
+
 async def test_filled_groups_stay_filled(harness, fill):
     buffer = await harness.open(max_lag=1)
     snapshot = await buffer.snapshot(0)
