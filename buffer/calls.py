@@ -12,12 +12,11 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError
 
 from slime_rl.buffer.connection import PatientAsyncRedis
-from slime_rl.buffer.reconnection import Patience, repeat
+from slime_rl.buffer.reconnection import OUT_OF_REACH, Patience, repeat
 
 UNANSWERED = object()
 
@@ -34,7 +33,7 @@ class Calls:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
-        self._patience = client.patience if isinstance(client, PatientAsyncRedis) else Patience(0.0)
+        self.patience = client.patience if isinstance(client, PatientAsyncRedis) else Patience(0.0)
         self._turn = asyncio.Lock()
         self._next: list[_Call] = []
 
@@ -56,24 +55,28 @@ class Calls:
     async def _run_all(self) -> None:
         """Answer every call that waits; if this is cut short they all wait on, and a repeat does no harm."""
         calls = list(self._next)
-        replies = await repeat(lambda: self._ask(calls), self._patience)
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            for source in {call.source for call in calls}:
-                await self._client.script_load(source)
-            replies = await repeat(lambda: self._ask(calls), self._patience)
+        replies = await repeat(lambda: self._ask(calls), self.patience)
         for call, reply in zip(calls, replies, strict=True):
             call.reply = reply
         self._next = [call for call in self._next if call.reply is UNANSWERED]
 
     async def _ask(self, calls: list[_Call]) -> list[Any]:
+        """The replies of a server that knows the functions; raises what another attempt may mend."""
+        replies = await self._send(calls)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            for source in {call.source for call in calls}:
+                await self._client.script_load(source)
+            replies = await self._send(calls)
+        for reply in replies:
+            if isinstance(reply, OUT_OF_REACH):
+                raise reply
+        return replies
+
+    async def _send(self, calls: list[_Call]) -> list[Any]:
         async with self._client.pipeline(transaction=False) as pipeline:
             for call in calls:
                 pipeline.execute_command("EVALSHA", _name(call.source), *call.args)
-            replies = await pipeline.execute(raise_on_error=False)
-        for reply in replies:
-            if isinstance(reply, redis.BusyLoadingError):
-                raise reply
-        return replies
+            return await pipeline.execute(raise_on_error=False)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
@@ -27,6 +28,11 @@ MEANINGS = {
     "LOADING": "it is still loading its data",
     "MISCONF": "it cannot write its data to disk, and refuses all writes until it can",
     "OOM": "it is out of memory: raise its maxmemory",
+    "MOVED": "a cluster is reached by redis:// or rediss://, not by a socket",
+    "ASK": "its cluster is moving the run's keys from node to node: let it finish",
+    "TRYAGAIN": "its cluster is moving the run's keys from node to node: let it finish",
+    "MASTERDOWN": "it is a replica without its primary",
+    "CLUSTERDOWN": "its cluster has no node for the run's keys: mend it",
 }
 """What the first word of a server's refusal means to the user."""
 
@@ -41,6 +47,12 @@ class PatientRedis(redis.Redis):
         command = super().execute_command
         return repeat_blocking(lambda: command(*args, **options), self.patience)
 
+    def close(self) -> None:
+        """Give the connections back."""
+        super().close()
+        for pool in self.patience.route.others():
+            pool.close()
+
 
 class PatientAsyncRedis(redis.asyncio.Redis):
     """A client that makes a call again while its server is out of reach; a pipeline is made again by its user."""
@@ -52,6 +64,12 @@ class PatientAsyncRedis(redis.asyncio.Redis):
         command = super().execute_command
         return await repeat(lambda: command(*args, **options), self.patience)
 
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        """Give the connections back."""
+        await super().aclose(close_connection_pool)
+        for pool in self.patience.route.others():
+            await pool.aclose()
+
 
 def connect(kind: type[Client], where: str | Endpoint) -> Client:
     """A client, blocking or asynchronous by `kind`; it connects with its first command.
@@ -60,18 +78,23 @@ def connect(kind: type[Client], where: str | Endpoint) -> Client:
     """
     endpoint = endpoint_at(where)
     config = endpoint.config
+    patience = Patience(config.reconnect_timeout_s)
     options = {
         "socket_timeout": config.call_timeout_s,
         "socket_connect_timeout": config.call_timeout_s,
         **endpoint.tls,
     }
     if kind is redis.Redis:
-        client = PatientRedis.from_url(endpoint.url, retry=redis.retry.Retry(NoBackoff(), 0), **options)
+        once = redis.retry.Retry(NoBackoff(), 0)
+        meet = patience.route.meet_blocking
+        client = PatientRedis.from_url(endpoint.url, retry=once, redis_connect_func=meet, **options)
     else:
         once = redis.asyncio.retry.Retry(NoBackoff(), 0)
-        client = PatientAsyncRedis.from_url(endpoint.url, retry=once, **options)
+        meet = patience.route.meet
+        client = PatientAsyncRedis.from_url(endpoint.url, retry=once, redis_connect_func=meet, **options)
     patient = cast(PatientRedis | PatientAsyncRedis, client)
-    patient.patience = Patience(config.reconnect_timeout_s)
+    patient.patience = patience
+    patience.route.lead(patient)
     return cast(Client, patient)
 
 
@@ -89,7 +112,7 @@ def explain(fault: redis.RedisError) -> str:
     """What a fault says, in one line, and what is to be done about it where that is known."""
     text = " ".join(str(fault).split()) or type(fault).__name__
     kinds = [word for word, kind in KINDS.items() if isinstance(fault, kind) or isinstance(fault.__cause__, kind)]
-    meanings = [meaning for word, meaning in MEANINGS.items() if word in text or word in kinds]
+    meanings = [meaning for word, meaning in MEANINGS.items() if word in kinds or re.search(rf"\b{word}\b", text)]
     return f"{text} ({meanings[0]})" if meanings else text
 
 
@@ -99,5 +122,10 @@ KINDS: dict[str, type[redis.RedisError]] = {
     "READONLY": redis.ReadOnlyError,
     "LOADING": redis.BusyLoadingError,
     "OOM": redis.exceptions.OutOfMemoryError,
+    "MOVED": redis.exceptions.MovedError,
+    "ASK": redis.exceptions.AskError,
+    "TRYAGAIN": redis.exceptions.TryAgainError,
+    "MASTERDOWN": redis.exceptions.MasterDownError,
+    "CLUSTERDOWN": redis.exceptions.ClusterDownError,
 }
 """Refusals that the library shows without their first word."""

@@ -23,6 +23,7 @@ from slime_rl.buffer.group_buffer import GroupBuffer, draw_incarnation
 from slime_rl.buffer.keys import group_key, run_key, segments_key, stream_key
 from slime_rl.buffer.pacing import FROZEN, Pacing
 from slime_rl.buffer.packing import packing_of
+from slime_rl.buffer.reconnection import repeat
 from slime_rl.buffer.requirements import check_server
 from slime_rl.buffer.snapshot import Snapshot
 from slime_rl.errors import ConfigError, RunFolderError, StoreError
@@ -106,14 +107,19 @@ class RedisBuffer(GroupBuffer):
         return [decode_segment(part, key=key) for part in found]
 
     async def _known(self, ids: Sequence[int]) -> list[int]:
-        pipeline = self._client.pipeline(transaction=False)
-        for id in ids:
-            pipeline.exists(group_key(self.pacing.run_id, id, prefix=self._endpoint.config.prefix))
+        keys = [group_key(self.pacing.run_id, id, prefix=self._endpoint.config.prefix) for id in ids]
+
+        async def ask() -> list[int]:
+            pipeline = self._client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.exists(key)
+            return await pipeline.execute()
+
         with named_faults(self._endpoint):
-            return list(itertools.compress(ids, await pipeline.execute()))
+            return list(itertools.compress(ids, await repeat(ask, self._calls.patience)))
 
     async def _create(self) -> None:
-        await check_server(self._client, self._endpoint)
+        await check_server(self._client, self._endpoint, key=self._key)
         reply = await self._run("create", *NO_INCARNATION, *self._claim())
         if reply["verdict"] == "exists":
             raise RunFolderError(f"run {self.pacing.run_id!r} is in use at {self._endpoint}: resume it or name another")
@@ -132,7 +138,7 @@ class RedisBuffer(GroupBuffer):
 
     async def _resume(self, snapshot: Snapshot) -> None:
         self._check_kept(snapshot.kept)
-        await check_server(self._client, self._endpoint)
+        await check_server(self._client, self._endpoint, key=self._key)
         reply = await self._run("attach", *NO_INCARNATION)
         if reply["verdict"] == "attached":
             self._check_kept(json.loads(reply["pacing"]))

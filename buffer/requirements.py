@@ -16,12 +16,15 @@ OLDEST = (6, 2)
 log = logging.getLogger(__name__)
 
 
-async def check_server(client: redis.asyncio.Redis, where: str | Endpoint) -> None:
+async def check_server(client: redis.asyncio.Redis, where: str | Endpoint, *, key: str) -> None:
     """Raises ConfigError for a server that is too old, a replica, or may evict keys; StoreError if it refuses to tell.
+
+    Of a cluster, the node that has `key` is meant.
 
     A server that can lose what it acknowledged, or does not let this user see its settings, is logged as a warning.
     """
     with named_faults(where):
+        await client.exists(key)
         info = await client.info()
         settings = await _settings(client)
     version = info["redis_version"]

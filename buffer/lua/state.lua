@@ -186,6 +186,12 @@ local function refusal(id, attempt)
   return nil
 end
 
+-- In a cluster that is moving the run to another node key by key, no function could have all its keys, and one that found
+-- out in the middle would end half done. Such a node does not know a key that it has not: this one is never there.
+if type(redis.pcall('EXISTS', key('nothing'))) == 'table' then
+  return redis.error_reply('TRYAGAIN the keys of the run are being moved')
+end
+
 if tonumber(ARGV[1]) >= 0 then
   if redis.call('EXISTS', run) == 1 and counter('incarnation') ~= tonumber(ARGV[1]) then
     return reply('superseded')

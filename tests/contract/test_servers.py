@@ -46,7 +46,7 @@ async def put(where, key="key"):
 
 async def check(where):
     async with connect(redis.asyncio.Redis, where) as client:
-        await check_server(client, where)
+        await check_server(client, where, key=run_key("run"))
 
 
 async def test_a_durable_server_passes_without_a_word(url, caplog):
