@@ -40,7 +40,7 @@ FIXED: Mapping[str, tuple[Any, str]] = {
     "enable_custom_logit_processor": (False, "samples come from the model's own distribution"),
     "enable_strict_thinking": (False, "samples come from the model's own distribution"),
     "enable_watermark": (False, "a watermark changes which tokens are sampled"),
-    "enable_deterministic_inference": (False, "all samples of a group would share one seed and be the same"),
+    "enable_deterministic_inference": (False, "samples without seeds would be the same; run.deterministic sets it"),
     "rl_on_policy_target": (None, "all samples of a group would share one seed and be the same"),
     "speculative_accept_threshold_single": (1.0, "a lower one accepts tokens that the model would not sample"),
     "speculative_accept_threshold_acc": (1.0, "a lower one accepts tokens that the model would not sample"),
@@ -57,6 +57,15 @@ FIXED: Mapping[str, tuple[Any, str]] = {
     "dp_size": (1, "published weights are checked on one rank"),
 }
 """Arguments that decide what is sampled, or whose log-probs come back: the value each must keep, and why."""
+
+DETERMINISTIC: Mapping[str, tuple[Any, str]] = {
+    "disable_radix_cache": (True, "log-probs after a cached prefix differ in their last bits"),
+    "speculative_algorithm": (None, "drafts are not sampled by the seeds of their requests"),
+}
+"""Arguments that a deterministic run needs besides: the value of each, and why."""
+
+SEEDED = "SLIME_RL_SEEDED_SAMPLING"
+"""Environment variable of an engine that has to sample by seeds without SGLang's help; read in `sglang_plugin.py`."""
 
 SAMPLING_ENVIRONMENT: Mapping[str, str] = {
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
@@ -92,17 +101,20 @@ def known_arguments() -> frozenset[str]:
     return frozenset(name for name in fields if not name.startswith("_"))
 
 
-def check_sglang_arguments(given: Mapping[str, Any]) -> None:
+def check_sglang_arguments(given: Mapping[str, Any], *, deterministic: bool = False) -> None:
     """Refuse what the installed SGLang does not accept, what slime_rl sets itself, and what changes the samples.
+
+    In a `deterministic` run that goes for what could change between two runs, too.
 
     Raises ConfigError with the path `rollout.sglang.NAME` and the nearest known name.
     """
     check_arguments(
         "rollout.sglang", given, known=known_arguments(), ours=OURS, what="an argument of the installed SGLang"
     )
+    fixed = {**FIXED, **DETERMINISTIC} if deterministic else FIXED
     for name, value in given.items():
-        if name in FIXED and value != FIXED[name][0]:
-            kept, why = FIXED[name]
+        if name in fixed and value != fixed[name][0]:
+            kept, why = fixed[name]
             raise ConfigError(f"rollout.sglang.{name}", f"must be {_spelled(kept)}: {why}", value)
 
 
@@ -129,7 +141,13 @@ def server_arguments(
     }
 
 
-def server_environment(given: Mapping[str, Any]) -> dict[str, str]:
+def deterministic_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What an engine of a deterministic run gets besides. On a GPU that is SGLang's own mode; a CPU has none."""
+    values = {name: value for name, (value, _) in DETERMINISTIC.items()}
+    return values if on_cpu(given) else {**values, "enable_deterministic_inference": True}
+
+
+def server_environment(given: Mapping[str, Any], *, deterministic: bool = False) -> dict[str, str]:
     """The environment of an engine: this process's own, and what SGLang reads from it.
 
     One thread a process on a CPU, since several servers share the cores. `/health` only says that the server
@@ -140,6 +158,9 @@ def server_environment(given: Mapping[str, Any]) -> dict[str, str]:
     if on_cpu(given):
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
         environment.setdefault("OMP_NUM_THREADS", "1")
+        environment[SEEDED] = "0"
+        if deterministic:
+            environment |= {"OMP_NUM_THREADS": "1", SEEDED: "1"}
     environment.update(SAMPLING_ENVIRONMENT)
     environment["HF_HUB_OFFLINE"] = "1"
     environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"

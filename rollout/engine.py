@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 from slime_rl.config import ModelConfig, RolloutConfig
 from slime_rl.errors import EngineError
 from slime_rl.rollout.address import Address, Keys, free_port, on_free_ports
-from slime_rl.rollout.arguments import server_arguments, server_environment
+from slime_rl.rollout.arguments import deterministic_arguments, server_arguments, server_environment
 from slime_rl.rollout.engine_http import EngineHttp
 from slime_rl.rollout.server_process import ServerProcess
 from slime_rl.types import Version
@@ -20,10 +21,21 @@ PROBE_TIMEOUT_S = 30.0
 
 
 class Engine:
-    """An SGLang server of this run; its log is `engine-INDEX.log` in the log folder."""
+    """An SGLang server of this run; its log is `engine-INDEX.log` in the log folder.
+
+    One that is `deterministic` samples by the seeds of its requests.
+    """
 
     def __init__(
-        self, index: int, *, model: ModelConfig, rollout: RolloutConfig, log_folder: Path, keys: Keys, seed: int
+        self,
+        index: int,
+        *,
+        model: ModelConfig,
+        rollout: RolloutConfig,
+        log_folder: Path,
+        keys: Keys,
+        seed: int,
+        deterministic: bool = False,
     ) -> None:
         self.name = f"engine {index}"
         self._model = model
@@ -31,6 +43,7 @@ class Engine:
         self._log_path = log_folder / f"engine-{index}.log"
         self._keys = keys
         self._seed = seed + index
+        self._deterministic = deterministic
         self._process: ServerProcess | None = None
         self._address: Address | None = None
 
@@ -71,10 +84,8 @@ class Engine:
         self._process = ServerProcess(
             [sys.executable, "-m", "slime_rl.rollout.serve"],
             name=self.name,
-            arguments=server_arguments(
-                self._model, self._rollout, port=port, keys=self._keys, seed=self._seed, version=version
-            ),
-            environment=server_environment(self._rollout.sglang),
+            arguments=self._arguments(port, version),
+            environment=server_environment(self._rollout.sglang, deterministic=self._deterministic),
             log_path=self._log_path,
             grace_s=GRACE_S,
         )
@@ -84,6 +95,12 @@ class Engine:
             self.stop()
             raise
         return self._address
+
+    def _arguments(self, port: int, version: Version) -> dict[str, Any]:
+        arguments = server_arguments(
+            self._model, self._rollout, port=port, keys=self._keys, seed=self._seed, version=version
+        )
+        return arguments | deterministic_arguments(self._rollout.sglang) if self._deterministic else arguments
 
     async def _wait_ready(self) -> None:
         limit_s = self._rollout.start_timeout_s
