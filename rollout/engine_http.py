@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -56,20 +57,18 @@ def generate_body(
     temperature: float,
     max_new_tokens: int,
     stop_token_ids: Sequence[int],
+    seed: int | None = None,
 ) -> bytes:
     """The JSON that asks for completions of one prompt, with their log-probs."""
-    return orjson.dumps(
-        {
-            "input_ids": list(prompt),
-            "sampling_params": {
-                "n": num_samples,
-                "temperature": temperature,
-                "max_new_tokens": max_new_tokens,
-                "stop_token_ids": list(stop_token_ids),
-            },
-            "return_logprob": True,
-        }
-    )
+    sampling: dict[str, Any] = {
+        "n": num_samples,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "stop_token_ids": list(stop_token_ids),
+    }
+    if seed is not None:
+        sampling["sampling_seed"] = seed
+    return orjson.dumps({"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True})
 
 
 class _AwayError(EngineError):
@@ -80,12 +79,13 @@ class EngineHttp:
     """A client of one engine, or of the router before them; used as `async with EngineHttp(...) as http`.
 
     Each call is bounded by `timeout_s` and raises EngineError that names the engine if it does not answer, or
-    answers with an error.
+    answers with an error. One that is `serial` asks for one completion after another, each within its own time.
     """
 
-    def __init__(self, address: Address, *, timeout_s: float) -> None:
+    def __init__(self, address: Address, *, timeout_s: float, serial: bool = False) -> None:
         self.address = address
         self._timeout_s = timeout_s
+        self._turns = asyncio.Lock() if serial else nullcontext()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -108,8 +108,9 @@ class EngineHttp:
         temperature: float,
         max_new_tokens: int,
         stop_token_ids: Sequence[int],
+        seed: int | None = None,
     ) -> list[Completion]:
-        """Sample `num_samples` completions of one prompt in one request.
+        """Sample `num_samples` completions of one prompt in one request, by a `seed` where the engine heeds them.
 
         While no engine is there to take it, it is sent again: that is no failure of the prompt.
         A token id outside the model's vocabulary ends an SGLang server, so `prompt` must come from its tokenizer.
@@ -120,8 +121,10 @@ class EngineHttp:
             temperature=temperature,
             max_new_tokens=max_new_tokens,
             stop_token_ids=stop_token_ids,
+            seed=seed,
         )
-        reply = await self._ask_until_taken("/generate", body)
+        async with self._turns:
+            reply = await self._ask_until_taken("/generate", body)
         replies = reply if isinstance(reply, list) else [reply]
         if len(replies) != num_samples:
             raise self._error("/generate", f"expected {num_samples} completions, got {len(replies)}")

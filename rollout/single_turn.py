@@ -13,6 +13,7 @@ from slime_rl.config import SamplingConfig
 from slime_rl.errors import EngineError
 from slime_rl.interfaces import Drafts
 from slime_rl.rollout.engine_http import Completion, EngineHttp
+from slime_rl.rollout.seeds import NO_GROUP, Seeds
 from slime_rl.rollout.segments import by_sample, join
 from slime_rl.types import Finish, Prompt, Sample, Segment, Span
 
@@ -32,17 +33,24 @@ class SingleTurn:
     """Samples a whole group with one request, so that the engine reads the prompt once.
 
     An answer that may be longer than `segment_tokens` is asked for in parts of that length, each of which is durable
-    before the next one is asked for.
+    before the next one is asked for. With `seeds` every sample is a request with a seed of its own, whole in one part.
     """
 
     def __init__(
-        self, *, http: EngineHttp, renderer: Rendering, sampling: SamplingConfig, segment_tokens: int | None = None
+        self,
+        *,
+        http: EngineHttp,
+        renderer: Rendering,
+        sampling: SamplingConfig,
+        segment_tokens: int | None = None,
+        seeds: Seeds | None = None,
     ) -> None:
         self._http = http
         self._renderer = renderer
         self._max_new_tokens = sampling.max_new_tokens
         self._stop_token_ids = (*renderer.stop_token_ids, *sampling.stop_token_ids)
         self._segment_tokens = segment_tokens or sampling.max_new_tokens
+        self._seeds = seeds
 
     async def __call__(
         self, prompt: Prompt, *, num_samples: int, temperature: float, drafts: Drafts | None = None
@@ -53,13 +61,31 @@ class SingleTurn:
         group must be sampled again, from its drafts where it has some.
         """
         tokens = self._renderer.encode_prompt(prompt)
+        if self._seeds is not None:
+            group = NO_GROUP if drafts is None else drafts.group
+            seeds = [self._seeds.of(group=group, prompt=prompt.index, sample=i) for i in range(num_samples)]
+            return self._group(prompt, tokens, await self._seeded(tokens, seeds, temperature), temperature)
         if drafts is not None and self._segment_tokens < self._max_new_tokens:
             return await self._in_parts(tokens, num_samples, temperature, drafts)
         completions = await self._generate(tokens, num_samples, temperature, self._max_new_tokens)
+        return self._group(prompt, tokens, completions, temperature)
+
+    async def _seeded(self, tokens: list[int], seeds: list[int], temperature: float) -> list[Completion]:
+        """A completion for each seed, one after the other."""
+        return [
+            completion
+            for seed in seeds
+            for completion in await self._generate(tokens, 1, temperature, self._max_new_tokens, seed=seed)
+        ]
+
+    def _group(
+        self, prompt: Prompt, tokens: list[int], completions: Sequence[Completion], temperature: float
+    ) -> list[Sample]:
         num_aborted = sum(c.finish == Finish.ABORT for c in completions)
         if num_aborted:
             raise EngineError(
-                f"{self._http.address.name} aborted {num_aborted} of {num_samples} samples of prompt {prompt.index}"
+                f"{self._http.address.name} aborted {num_aborted} of {len(completions)} samples "
+                f"of prompt {prompt.index}"
             )
         return [self._sample(i, tokens, completion, temperature) for i, completion in enumerate(completions)]
 
@@ -117,7 +143,12 @@ class SingleTurn:
         )
 
     async def _generate(
-        self, tokens: list[int], num_samples: int, temperature: float, max_new_tokens: int
+        self,
+        tokens: list[int],
+        num_samples: int,
+        temperature: float,
+        max_new_tokens: int,
+        seed: int | None = None,
     ) -> list[Completion]:
         return await self._http.generate(
             tokens,
@@ -125,6 +156,7 @@ class SingleTurn:
             temperature=temperature,
             max_new_tokens=max_new_tokens,
             stop_token_ids=self._stop_token_ids,
+            seed=seed,
         )
 
     def _sample(self, index: int, prompt: list[int], completion: Completion, temperature: float) -> Sample:

@@ -47,6 +47,8 @@ class RunConfig(Section):
     """Where everything of the run goes; must be new or empty."""
     seed: Annotated[int, Field(ge=0, lt=2**31), FROZEN] = 0
     """Seeds the order of the data, the engines and the trainer."""
+    deterministic: Annotated[bool, FROZEN] = False
+    """Make samples and weights a function of the configuration alone, at the price of speed; needs `max_lag` 0."""
 
 
 class ModelConfig(Section):
@@ -352,7 +354,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _combine(self) -> Config:
-        for check in (_check_data, _check_loop, _check_without_effect, _check_schedule):
+        for check in (_check_data, _check_loop, _check_deterministic, _check_without_effect, _check_schedule):
             check(self)
         return self
 
@@ -402,6 +404,27 @@ def _check_loop(config: Config) -> None:
         raise ConfigError("objective.correction", "must be tis when loop.max_lag is above 0", "none")
     if loop.stop_at_score is not None and config.evaluation is None:
         raise ConfigError("loop.stop_at_score", "needs an evaluation section", loop.stop_at_score)
+
+
+def _check_deterministic(config: Config) -> None:
+    """One request at a time, by one worker and one engine: anything else leaves the last bits to chance."""
+    if not config.run.deterministic:
+        return
+    rollout = config.rollout
+    largest = {
+        "loop.max_lag": (config.loop.max_lag, 0),
+        "rollout.num_engines": (rollout.num_engines, 1),
+        "rollout.num_workers": (rollout.num_workers, 1),
+        "rollout.max_concurrent_episodes": (rollout.max_concurrent_episodes or 1, 1),
+        "rollout.oversample": (rollout.oversample, 1.0),
+    }
+    for path, (value, limit) in largest.items():
+        if value > limit:
+            raise ConfigError(path, f"must be {limit:g} when run.deterministic is true", value)
+    if rollout.segment_tokens not in (None, RolloutConfig().segment_tokens):
+        raise ConfigError(
+            "rollout.segment_tokens", "has no effect when run.deterministic is true", rollout.segment_tokens
+        )
 
 
 def _check_without_effect(config: Config) -> None:

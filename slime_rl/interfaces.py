@@ -104,7 +104,10 @@ class Trainer(Protocol):
 
 
 class Drafts(Protocol):
-    """The durable parts of one group's samples, as the program sees them that generates it."""
+    """The durable parts of one group's samples, as the program sees them that generates it; `group` is its id."""
+
+    @property
+    def group(self) -> int: ...
 
     async def segments(self) -> list[Segment]:
         """Those that earlier attempts left, in the order in which they came."""

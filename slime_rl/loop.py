@@ -43,6 +43,10 @@ class GroupDrafts:
     partials: Partials
     reservation: Reservation
 
+    @property
+    def group(self) -> int:
+        return self.reservation.id
+
     async def segments(self) -> list[Segment]:
         return await self.partials.segments(self.reservation) if self.reservation.continued else []
 

@@ -59,6 +59,18 @@ def data_parallel_group() -> dist.ProcessGroup:
     return group
 
 
+def use_deterministic_algorithms() -> None:
+    """Let every operation give the same bits for the same input; raises RuntimeError later where torch has no such way.
+
+    The sums of a CPU depend on how many threads share them, so there is one.
+    """
+    if torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    else:
+        torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+
+
 def seed(value: int) -> None:
     """Seed every generator of this process, megatron's own included."""
     random.seed(value)

@@ -47,6 +47,8 @@ class MegatronRank:
         self._config = config
         self._read_groups = read_groups
         self._rank = rank
+        if config.run.deterministic:
+            distributed.use_deterministic_algorithms()
         distributed.join(
             config.trainer, rank=rank, world_size=world_size, master_addr=master_addr, master_port=master_port
         )

@@ -23,7 +23,13 @@ class EngineActor:
     def __init__(self, index: int, config: Config, keys: Keys, logs: Path) -> None:
         write_output_to(logs / f"engine-{index}.actor.log")
         self._engine = Engine(
-            index, model=config.model, rollout=config.rollout, log_folder=logs, keys=keys, seed=config.run.seed
+            index,
+            model=config.model,
+            rollout=config.rollout,
+            log_folder=logs,
+            keys=keys,
+            seed=config.run.seed,
+            deterministic=config.run.deterministic,
         )
 
     async def start(self) -> Address:

@@ -7,6 +7,7 @@ import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import ray
 
@@ -16,18 +17,16 @@ from slime_rl.buffer.dataset import Selection, load_held_out, load_selected
 from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.redis_buffer import RedisBuffer
-from slime_rl.config import Config
+from slime_rl.config import Config, SamplingConfig
 from slime_rl.errors import cause_first
 from slime_rl.rewards.pool import GraderPool
 from slime_rl.rollout.address import Address
 from slime_rl.rollout.engine_http import EngineHttp
 from slime_rl.rollout.evaluation import Evaluation, evaluate
 from slime_rl.rollout.rendering import Renderer
+from slime_rl.rollout.seeds import NO_GROUP, Seeds
 from slime_rl.rollout.single_turn import SingleTurn
 from slime_rl.types import Group
-
-CANARY = -1
-"""The id of a group that is in no buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,8 @@ class WorkerActor:
     async def start(self) -> None:
         """Load the tokenizer, start the graders and open the connections."""
         config = self._config
-        http = EngineHttp(self._around.router, timeout_s=config.rollout.request_timeout_s)
+        limit_s, deterministic = config.rollout.request_timeout_s, config.run.deterministic
+        http = EngineHttp(self._around.router, timeout_s=limit_s, serial=deterministic)
         self._http = await self._stack.enter_async_context(http)
         self._renderer = Renderer(config.model, config.data)
         self._prompts = load_selected(config.data, self._around.selection)
@@ -69,9 +69,9 @@ class WorkerActor:
     async def canary(self) -> Group:
         """One sample of the first prompt of the data set, outside the buffer."""
         config = self._config
-        program = SingleTurn(http=self._http, renderer=self._renderer, sampling=config.sampling)
+        program = self._program(config.sampling, "canary")
         samples = await program(self._prompts[0], num_samples=1, temperature=config.sampling.temperature)
-        return Group(id=CANARY, prompt_index=0, attempt=1, samples=tuple(samples))
+        return Group(id=NO_GROUP, prompt_index=0, attempt=1, samples=tuple(samples))
 
     async def _produce(self) -> None:
         config = self._config
@@ -86,14 +86,9 @@ class WorkerActor:
                 prompts=self._prompts,
                 slots=buffer,
                 partials=buffer,
-                program=SingleTurn(
-                    http=self._http,
-                    renderer=self._renderer,
-                    sampling=config.sampling,
-                    segment_tokens=config.rollout.segment_tokens,
-                ),
+                program=self._program(config.sampling, "train", segment_tokens=config.rollout.segment_tokens),
                 reward=self._reward,
-                episodes=asyncio.Semaphore(config.rollout.max_concurrent_episodes or pacing.slots),
+                episodes=asyncio.Semaphore(self._max_episodes(pacing)),
             )
         )
 
@@ -104,9 +99,31 @@ class WorkerActor:
         assert evaluation is not None, "the configuration has no evaluation section"
         limit = evaluation.max_new_tokens or config.sampling.max_new_tokens
         sampling = config.sampling.model_copy(update={"max_new_tokens": limit})
-        program = SingleTurn(http=self._http, renderer=self._renderer, sampling=sampling)
+        program = self._program(sampling, "evaluate")
         prompts = load_held_out(evaluation, config.data.columns)
         return await evaluate(prompts, program, self._reward, evaluation=evaluation)
+
+    def _program(
+        self,
+        sampling: SamplingConfig,
+        purpose: Literal["train", "evaluate", "canary"],
+        *,
+        segment_tokens: int | None = None,
+    ) -> SingleTurn:
+        run = self._config.run
+        return SingleTurn(
+            http=self._http,
+            renderer=self._renderer,
+            sampling=sampling,
+            segment_tokens=segment_tokens,
+            seeds=Seeds(run.seed, purpose) if run.deterministic else None,
+        )
+
+    def _max_episodes(self, pacing: Pacing) -> int:
+        """Groups at a time; one in a deterministic run, so that they are scored in the order of their prompts."""
+        if self._config.run.deterministic:
+            return 1
+        return self._config.rollout.max_concurrent_episodes or pacing.slots
 
     async def stop(self) -> None:
         """End the graders and close the connections."""

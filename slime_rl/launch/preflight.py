@@ -68,7 +68,7 @@ def check_evaluation(config: Config) -> Inputs:
     """Check what sampling and scoring need."""
     config.buffer.find_url()
     packing_of(config.buffer, run_id="preflight")
-    check_sglang_arguments(config.rollout.sglang)
+    check_sglang_arguments(config.rollout.sglang, deterministic=config.run.deterministic)
     check_loads(config.reward.function, timeout_s=REWARD_TIMEOUT_S)
     return _read(config)
 

@@ -73,6 +73,8 @@ async def test_one_request_brings_a_whole_group_of_different_samples(http, rende
 class Drafts:
     """Keeps so many parts of samples, then none any more."""
 
+    group = 0
+
     def __init__(self, limit):
         self.limit, self.kept = limit, []
 

@@ -10,6 +10,7 @@ from slime_rl.errors import DataError, EngineError, RewardError
 from slime_rl.rollout.address import Address, Keys
 from slime_rl.rollout.engine_http import Completion
 from slime_rl.rollout.evaluation import evaluate
+from slime_rl.rollout.seeds import Seeds
 from slime_rl.rollout.single_turn import SingleTurn
 from slime_rl.types import Finish, Prompt, Sample, Span, Version
 
@@ -71,7 +72,7 @@ async def test_a_group_is_one_request_that_stops_at_the_models_and_the_users_tok
     program = program_of(http, max_new_tokens=9, stop_token_ids=[11])
     samples = await program(Prompt(index=4, text="x"), num_samples=3, temperature=1.0)
     assert [(s.index, s.trajectory) for s in samples] == [(0, 0), (1, 1), (2, 2)]
-    settings = {"temperature": 1.0, "max_new_tokens": 9, "stop_token_ids": (2, 11)}
+    settings = {"temperature": 1.0, "max_new_tokens": 9, "stop_token_ids": (2, 11), "seed": None}
     assert http.asked == [([120], 3, settings)]
 
 
@@ -83,6 +84,8 @@ async def test_one_aborted_sample_fails_its_group():
 
 class FakeDrafts:
     """Keeps the parts of samples in memory, after letting others run."""
+
+    group = 17
 
     def __init__(self, earlier=()):
         self.kept = list(earlier)
@@ -186,6 +189,37 @@ async def test_a_sample_that_fails_lets_the_others_come_to_their_ends():
             Prompt(index=0, text="xy"), num_samples=2, temperature=0.7, drafts=drafts
         )
     assert [part.index for part in drafts.kept if part.finish is not None] == [1]
+
+
+def seeded(http):
+    sampling, seeds = SamplingConfig(max_new_tokens=9), Seeds(3, "train")
+    return SingleTurn(http=http, renderer=FakeRendering(), sampling=sampling, segment_tokens=2, seeds=seeds)
+
+
+async def test_with_seeds_every_sample_is_one_whole_request_after_the_other_with_the_seed_of_its_group():
+    http, drafts = FakeHttp(), FakeDrafts()
+    samples = await seeded(http)(Prompt(index=4, text="x"), num_samples=3, temperature=1.0, drafts=drafts)
+    assert [(s.index, s.trajectory) for s in samples] == [(0, 0), (1, 1), (2, 2)]
+    assert [(n, s["seed"], s["max_new_tokens"]) for _, n, s in http.asked] == [
+        (1, Seeds(3, "train").of(group=17, prompt=4, sample=i), 9) for i in range(3)
+    ]
+    assert (http.most_in_flight, drafts.kept) == (1, [])
+
+
+async def test_one_aborted_sample_with_a_seed_fails_its_group():
+    with pytest.raises(EngineError, match="engine 0 aborted 2 of 2 samples of prompt 4"):
+        await seeded(FakeHttp(finishes=(Finish.ABORT,)))(Prompt(index=4, text="x"), num_samples=2, temperature=1.0)
+
+
+def test_a_seed_changes_with_each_of_its_parts_and_stays_the_same_for_good():
+    one = {"group": 1, "prompt": 2, "sample": 3, "turn": 4}
+    found = [Seeds(0, "train").of(**one), Seeds(1, "train").of(**one), Seeds(0, "evaluate").of(**one)]
+    found += [Seeds(0, "train").of(**one | {name: 9}) for name in one]
+    found.append(Seeds(0, "train").of(group=12, prompt=3, sample=4, turn=0))
+    found.append(Seeds(0, "train").of(group=1, prompt=23, sample=4, turn=0))
+    assert len(set(found)) == len(found)
+    assert all(0 <= seed < 2**31 for seed in found)
+    assert found[0] == 584307033
 
 
 async def score_by_index(prompt, samples):
