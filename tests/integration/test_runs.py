@@ -1,6 +1,7 @@
 """Whole runs through the command line, with the real Ray, Redis server, SGLang and Megatron."""
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -142,6 +143,26 @@ def check_export(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokens = tokenizer("1+1=", return_tensors="pt")["input_ids"]
     assert model(tokens).logits.isfinite().all()
+
+
+def test_two_deterministic_runs_end_with_the_same_bits(config, tmp_path):
+    config["loop"]["drop_equal_rewards"] = True
+    config["evaluation"]["every"] = 1
+    ends = []
+    for name in ("first", "second"):
+        config["run"] = {"folder": str(tmp_path / name), "deterministic": True}
+        completed(config)
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        ends.append((weights_of(config), summary["heldout_after"], [row["reward"] for row in metrics_of(config)]))
+    assert ends[0] == ends[1]
+
+
+def weights_of(config: dict) -> str:
+    """The SHA-256 of the weights that a run ended with."""
+    digest = hashlib.sha256()
+    for file in sorted((Path(config["run"]["folder"]) / "export").glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def test_an_asynchronous_run_is_stale_but_never_beyond_the_bound(config):

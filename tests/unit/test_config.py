@@ -5,6 +5,8 @@ from slime_rl.config import Config
 from slime_rl.config_file import load_config, parse_yaml, validate
 from slime_rl.errors import ConfigError
 
+DETERMINISTIC = {"folder": "runs/x", "deterministic": True}
+
 
 def values(**sections):
     base = {
@@ -94,6 +96,34 @@ def values(**sections):
             "rollout has no effect when objective.loss is sft, got 'a section'",
         ),
         (
+            {"run": DETERMINISTIC, "loop": {"steps": 3, "max_lag": 1}},
+            "loop.max_lag must be 0 when run.deterministic is true, got 1",
+        ),
+        (
+            {"run": DETERMINISTIC, "loop": {"steps": 3, "on_straggler": "requeue"}},
+            "loop.on_straggler has no effect when loop.max_lag is 0, got 'requeue'",
+        ),
+        (
+            {"run": DETERMINISTIC, "rollout": {"num_engines": 2}},
+            "rollout.num_engines must be 1 when run.deterministic is true, got 2",
+        ),
+        (
+            {"run": DETERMINISTIC, "rollout": {"num_workers": 3}},
+            "rollout.num_workers must be 1 when run.deterministic is true, got 3",
+        ),
+        (
+            {"run": DETERMINISTIC, "rollout": {"max_concurrent_episodes": 4}},
+            "rollout.max_concurrent_episodes must be 1 when run.deterministic is true, got 4",
+        ),
+        (
+            {"run": DETERMINISTIC, "rollout": {"oversample": 1.5}},
+            "rollout.oversample must be 1 when run.deterministic is true, got 1.5",
+        ),
+        (
+            {"run": DETERMINISTIC, "rollout": {"segment_tokens": 64}},
+            "rollout.segment_tokens has no effect when run.deterministic is true, got 64",
+        ),
+        (
             {"loop": {"steps": 3, "stop_at_score": 0.9}},
             "loop.stop_at_score needs an evaluation section, got 0.9",
         ),
@@ -104,6 +134,12 @@ def test_a_mistake_is_told_with_its_path_what_was_expected_and_what_came(section
         validate(values(**sections))
     assert str(caught.value) == message
     assert caught.value.exit_status == 2
+
+
+def test_a_deterministic_run_needs_nothing_but_the_word_and_can_be_read_again_as_it_was_written():
+    config = validate(values(run=DETERMINISTIC))
+    assert config.run.deterministic
+    assert validate(parse_yaml(config.dump(), source="config.yaml")) == config
 
 
 def test_a_file_and_its_overrides_become_one_configuration(tmp_path):

@@ -14,9 +14,12 @@ from slime_rl.errors import ConfigError
 from slime_rl.rollout.address import Keys
 from slime_rl.rollout.arguments import (
     CPU_ARGUMENTS,
+    DETERMINISTIC,
     FIXED,
     OURS,
+    SEEDED,
     check_sglang_arguments,
+    deterministic_arguments,
     known_arguments,
     server_arguments,
     server_environment,
@@ -116,6 +119,29 @@ def test_an_engine_on_another_device_gets_no_defaults_of_the_cpu():
     assert not set(CPU_ARGUMENTS) - {"device"} & set(given)
     assert "SGLANG_USE_CPU_ENGINE" not in server_environment({"device": "cuda"})
     assert server_environment({"device": "cpu"})["SGLANG_USE_CPU_ENGINE"] == "1"
+
+
+def test_an_engine_of_a_deterministic_run_keeps_no_prefixes_and_on_a_gpu_runs_in_sglangs_own_mode():
+    on_cpu, on_gpu = (deterministic_arguments({"device": device}) for device in ("cpu", "cuda"))
+    assert on_cpu["disable_radix_cache"]
+    assert on_gpu == {**on_cpu, "enable_deterministic_inference": True}
+    assert set(on_gpu) <= known_arguments()
+
+
+def test_an_engine_on_a_cpu_samples_by_seeds_on_one_thread_in_a_deterministic_run_only(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.setenv(SEEDED, "1")
+    usual, deterministic = (server_environment({"device": "cpu"}, deterministic=value) for value in (False, True))
+    assert (usual["OMP_NUM_THREADS"], usual[SEEDED]) == ("4", "0")
+    assert (deterministic["OMP_NUM_THREADS"], deterministic[SEEDED]) == ("1", "1")
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_an_argument_that_leaves_bits_to_chance_is_refused_in_a_deterministic_run_only(name):
+    check_sglang_arguments({name: "another"})
+    check_sglang_arguments({name: DETERMINISTIC[name][0]}, deterministic=True)
+    with pytest.raises(ConfigError, match=rf"rollout\.sglang\.{name} must be "):
+        check_sglang_arguments({name: "another"}, deterministic=True)
 
 
 def test_keys_do_not_show_in_a_representation():
