@@ -5,9 +5,11 @@ import hashlib
 import json
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,6 +157,25 @@ def test_two_deterministic_runs_end_with_the_same_bits(config, tmp_path):
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         ends.append((weights_of(config), summary["heldout_after"], [row["reward"] for row in metrics_of(config)]))
     assert ends[0] == ends[1]
+
+
+def test_a_run_that_was_killed_three_times_ends_with_the_bits_of_one_that_was_not(config, tmp_path):
+    config["loop"] |= {"steps": 20, "groups_per_step": 4, "drop_equal_rewards": True}
+    config["checkpoint"]["every"] = 3
+    config["evaluation"]["every"] = 10
+    config["run"] = {"folder": str(tmp_path / "undisturbed"), "deterministic": True}
+    completed(config)
+    undisturbed = weights_of(config), [(row["reward"], row["loss"]) for row in metrics_of(config)]
+    config["run"]["folder"] = str(tmp_path / "killed")
+    moments = sorted(random.uniform(1, 18) for _ in range(3))
+    for command, moment in zip(("train", "resume", "resume"), moments, strict=True):
+        with started(config, command=command) as process:
+            wait_for_steps(config, process, int(moment))
+            time.sleep(moment % 1)
+            process.kill()
+    completed(config, command="resume")
+    killed = weights_of(config), [(row["reward"], row["loss"]) for row in metrics_of(config)]
+    assert killed == undisturbed, f"killed at steps {moments}"
 
 
 def weights_of(config: dict) -> str:
