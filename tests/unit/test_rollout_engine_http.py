@@ -46,12 +46,13 @@ async def connect():
     """Serves a fake engine and returns a client of it."""
     opened = []
 
-    async def open_client(fake, timeout_s=5.0):
+    async def open_client(fake, timeout_s=5.0, serial=False):
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", fake.answer)
         server = TestServer(app)
         await server.start_server()
-        client = EngineHttp(Address("engine 2", str(server.make_url("")).rstrip("/"), KEYS), timeout_s=timeout_s)
+        address = Address("engine 2", str(server.make_url("")).rstrip("/"), KEYS)
+        client = EngineHttp(address, timeout_s=timeout_s, serial=serial)
         opened.append((server, await client.__aenter__()))
         return client
 
@@ -76,6 +77,29 @@ async def test_a_group_is_one_request_with_the_samplings_own_settings(connect):
         "return_logprob": True,
     }
     assert fake.requests == [("/generate", expected, "Bearer api")]
+
+
+class Busy(FakeEngine):
+    """Lets others in while it answers, and counts how many are inside."""
+
+    inside = most = 0
+
+    async def answer(self, request):
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await asyncio.sleep(0.01)
+        self.inside -= 1
+        return await super().answer(request)
+
+
+@pytest.mark.parametrize(("serial", "most"), [(True, 1), (False, 3)])
+async def test_a_serial_client_asks_for_one_completion_after_another_by_their_seeds(connect, serial, most):
+    fake = Busy(completion())
+    client = await connect(fake, serial=serial)
+    settings = {"num_samples": 1, "temperature": 0.5, "max_new_tokens": 2, "stop_token_ids": [9]}
+    await asyncio.gather(*[client.generate([1, 2, 3], seed=seed, **settings) for seed in (5, 6, 7)])
+    assert fake.most == most
+    assert sorted(body["sampling_params"]["sampling_seed"] for _, body, _ in fake.requests) == [5, 6, 7]
 
 
 async def test_tokens_logprobs_and_versions_come_from_the_reply(connect):
