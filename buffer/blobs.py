@@ -80,11 +80,10 @@ def load(blobs: Blobs, ref: BlobRef, *, key: str) -> bytes:
     return found
 
 
-def delete(blobs: Blobs, ids: Collection[int]) -> None:
-    """Delete the blobs of all attempts at groups; raises StoreError."""
-    wanted = frozenset(ids)
-    if wanted:
-        blobs.remove(name for name, id in _owners(blobs) if id in wanted)
+def delete(blobs: Blobs, group: int, attempt: int) -> None:
+    """Delete the blobs of one attempt at a group; raises StoreError."""
+    begin = f"{group:d}-{attempt:d}-"
+    blobs.remove([name for name, _ in _owners(blobs) if name.startswith(begin)])
 
 
 async def sweep(blobs: Blobs, live: Callable[[Sequence[int]], Awaitable[Collection[int]]]) -> None:

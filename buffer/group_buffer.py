@@ -89,6 +89,7 @@ class GroupBuffer(ABC):
         payload = await self.packing.encode(group)
         reply = await self._ask("fill", reservation.id, reservation.attempt, payload, *sizes)
         if reply["verdict"] == "fenced":
+            await self.packing.forget(group)
             raise fenced(reservation, now=reply["now"])
 
     async def release(self, reservation: Reservation, *, reason: str, retry: bool) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from slime_rl.buffer import codec
-from slime_rl.buffer.blobs import Blobs, open_blobs
+from slime_rl.buffer.blobs import Blobs, delete, open_blobs
 from slime_rl.buffer.envelope import Compression
 from slime_rl.config import BufferConfig
 from slime_rl.types import Group, Segment
@@ -25,6 +25,11 @@ class Packing:
         if self.blobs is None or not any(sample.arrays for sample in group.samples):
             return self._encode(group)
         return await asyncio.to_thread(self._encode, group)
+
+    async def forget(self, group: Group) -> None:
+        """Delete the blob of an attempt that came to nothing, if it has one."""
+        if self.blobs is not None and any(sample.arrays for sample in group.samples):
+            await asyncio.to_thread(delete, self.blobs, group.id, group.attempt)
 
     def decode(self, payload: bytes, *, key: str) -> Group:
         """The group of a payload; see `codec.decode`."""

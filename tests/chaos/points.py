@@ -1,4 +1,4 @@
-"""Labelled points of the chaos test's processes, at which one of them, or the server, is killed."""
+"""Labelled points of the chaos test's processes, at which one of them, or the server, is killed or stopped."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from slime_rl.buffer.redis_buffer import RedisBuffer
 class Arm:
     """What is killed when a point, ROLE:ACTION:before or :after, is passed for the `occurrence`-th time.
 
-    `self` is the process that passes it. With `forget` the server loses all it has of the run before that.
+    `self` is the process that passes it; `pause` stops that one instead, until it has been given up for dead. With
+    `forget` the server loses all it has of the run before that.
     """
 
     label: str
     occurrence: int = 1
-    victim: Literal["self", "server"] = "self"
+    victim: Literal["self", "server", "pause"] = "self"
     forget: bool = False
 
     def __str__(self) -> str:
@@ -83,7 +84,8 @@ class Points:
         if arm.forget:
             with redis.Redis.from_url(self._setting.url) as admin:
                 admin.flushall()
-        os.kill(os.getpid() if arm.victim == "self" else self._setting.server_pid, signal.SIGKILL)
+        victim = self._setting.server_pid if arm.victim == "server" else os.getpid()
+        os.kill(victim, signal.SIGSTOP if arm.victim == "pause" else signal.SIGKILL)
 
 
 def armed(points: Points) -> type[RedisBuffer]:

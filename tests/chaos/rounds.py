@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import time
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -21,6 +22,8 @@ from slime_rl.buffer.server import EmbeddedServer
 NUM_WORKERS = 2
 TIMEOUT_S = 60.0
 POLL_S = 0.005
+PAUSE_S = 0.4
+"""For how long a process stands still: longer than a lease."""
 STEPS = 5
 PACING = {
     "groups_per_step": 2,
@@ -79,6 +82,7 @@ class Round:
         self._driver: BaseProcess | None = None
         self._trainer: BaseProcess | None = None
         self._workers: list[BaseProcess | None] = [None] * NUM_WORKERS
+        self._paused: dict[BaseProcess, float] = {}
         self.restarts: dict[str, int] = dict.fromkeys(("driver", "worker"), -1)
         self.restarts["worker"] = -NUM_WORKERS
 
@@ -91,13 +95,29 @@ class Round:
                 time.sleep(POLL_S)
             assert self._driver is not None
             self._driver.join(10)
+            for process in self._paused:  # what comes back late acts before the keys are looked at
+                while _stands_still(process):
+                    self._give_up_the_paused()
+                    time.sleep(POLL_S)
+                process.join(10)
+                assert process.exitcode is not None, f"{process} goes on though the run is over: {self._states()}"
             return self._outcome()
         finally:
-            for process in (self._driver, self._trainer, *self._workers):
+            for process in (self._driver, self._trainer, *self._workers, *self._paused):
                 _end(process)
 
+    def _give_up_the_paused(self) -> None:
+        """Let others take the place of a process that stands still, and that one go on when they have."""
+        for process in (self._driver, *self._workers):
+            if process is not None and process not in self._paused and _stands_still(process):
+                self._paused[process] = time.monotonic()
+        for process, since in self._paused.items():
+            if time.monotonic() > since + PAUSE_S and _stands_still(process):
+                os.kill(process.ident or 0, signal.SIGCONT)
+
     def _start_again(self) -> None:
-        if self._driver is None or not self._driver.is_alive():
+        self._give_up_the_paused()
+        if self._driver is None or self._driver in self._paused or not self._driver.is_alive():
             _end(self._trainer)
             self.restarts["driver"] += 1
             ours, theirs = self._make.Pipe()
@@ -175,6 +195,13 @@ def server_pid(server: EmbeddedServer) -> int:
     assert server._watcher is not None
     [process] = psutil.Process(server._watcher.pid).children()
     return process.pid
+
+
+def _stands_still(process: BaseProcess) -> bool:
+    try:
+        return psutil.Process(process.ident).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _end(process: BaseProcess | None) -> None:

@@ -1,5 +1,7 @@
 """`kill -9` of a worker, the driver, the trainer or the server at each labelled point of a run: nothing is lost.
 
+Processes that were given up for dead, and come back, change nothing.
+
 Each process is a real one, around the real loop, buffer, checkpoints and server; only the engines and the gradient are
 stand-ins. `python -m chaos.campaign` has many rounds at random points.
 """
@@ -21,6 +23,8 @@ TRAINER = ("load", "step", "save")
 SERVER = ("worker:reserve", "worker:extend", "worker:fill", "worker:release", "worker:heartbeat")
 SERVER += ("driver:assign", "driver:publish", "driver:snapshot", "driver:commit")
 IN_RESUME = ("attach", "rollback", "publish", "assign", "commit")
+STALLS = ("worker:reserve", "worker:extend", "worker:fill", "worker:release", "worker:heartbeat")
+STALLS += ("driver:assign", "driver:snapshot", "driver:commit")
 KILLED = Arm("driver:publish:after", 4)
 LOST = Arm("driver:assign:after", 7, forget=True)
 
@@ -31,6 +35,7 @@ def points():
         yield from ((Arm(f"{role}:{action}:{when}"),) for action, when in itertools.product(actions, WHEN))
     yield (Arm("driver:rename:before"),)
     yield from ((Arm(f"{action}:{when}", victim="server"),) for action, when in itertools.product(SERVER, WHEN))
+    yield from ((Arm(f"{action}:before", victim="pause"),) for action in STALLS)
     for action, when in itertools.product(IN_RESUME, WHEN):
         yield KILLED, Arm(f"driver:{action}:{when}")
     for action, when in itertools.product(("rollback", "restore"), WHEN):

@@ -71,19 +71,18 @@ def test_a_blob_that_is_not_what_was_stored_is_an_error_that_names_blob_and_key(
         load(blobs, ref, key="k")
 
 
-def test_delete_removes_every_attempt_of_its_groups_and_nothing_else(blobs):
-    kept = store(blobs, 17, 1, PARTS)
-    for group, attempt in [(7, 1), (7, 2), (1, 7)]:
-        store(blobs, group, attempt, PARTS)
-    blobs.put("notes.txt", [b"not ours"])
-    delete(blobs, [7, 1, 99])
-    delete(blobs, [])
-    assert sorted(blobs.names()) == sorted([kept.name, "notes.txt"])
+def test_delete_removes_one_attempt_and_nothing_else(blobs):
+    kept = [store(blobs, group, attempt, PARTS).name for group, attempt in [(7, 2), (7, 11), (17, 1), (1, 7)]]
+    store(blobs, 7, 1, PARTS)
+    blobs.put("7-1-notes.txt", [b"not ours"])
+    delete(blobs, 7, 1)
+    delete(blobs, 99, 1)
+    assert sorted(blobs.names()) == sorted([*kept, "7-1-notes.txt"])
 
 
 def test_a_store_that_was_never_used_is_empty(blobs):
     assert blobs.names() == []
-    delete(blobs, [7])
+    delete(blobs, 7, 1)
 
 
 def test_a_sweep_asks_about_what_it_found_and_deletes_what_is_over(blobs):
@@ -105,7 +104,7 @@ def test_runs_do_not_see_each_other(place):
     store(ours, 7, 1, PARTS)
     assert theirs.names() == []
     store(theirs, 7, 1, PARTS)
-    delete(theirs, [7])
+    delete(theirs, 7, 1)
     assert len(ours.names()) == 1
 
 
@@ -120,7 +119,7 @@ def test_what_a_killed_writer_left_is_no_blob_and_goes_with_its_group(tmp_path):
     ref = store(blobs, 7, 1, PARTS)
     (tmp_path / "slime_rl-run" / f"{ref.name}.0123abcd.part").write_bytes(b"half")
     assert load(blobs, ref, key="k") == b"first, second"
-    delete(blobs, [7])
+    delete(blobs, 7, 1)
     assert blobs.names() == []
 
 
