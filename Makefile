@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check bench bench-buffer
+.PHONY: setup demo test check bench bench-buffer nightly
 
 setup:
 	@$(PYTHON) slime_rl/install/__main__.py cpu --venv $(VENV) --editable . --dev
@@ -25,3 +25,6 @@ bench: setup
 
 bench-buffer: setup
 	@$(BIN)/python -m bench.buffer
+
+nightly: setup
+	@$(BIN)/python tests/nightly.py $(SHARD)

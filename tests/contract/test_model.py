@@ -24,6 +24,8 @@ from slime_rl.errors import FencedError, WaitTimeout
 
 FEW = 40
 NUM_SCHEDULES = int(os.environ.get("SLIME_RL_SCHEDULES", FEW))
+TALLY = os.environ.get("SLIME_RL_TRANSITIONS")
+"""A file that gets a line for each schedule: how many transitions it had."""
 HOLDERS = ("worker-1", "worker-2", "worker-3")
 
 
@@ -44,6 +46,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.live, self.filled, self.ended, self.progress = {}, {}, [], {}
         self.steps, self.issued, self.dropped = [], 0, 0
         self.published = self.committed = self.replay_until = 0
+        self.num_transitions = 0
 
     def do(self, call):
         return self.loop.run_until_complete(call)
@@ -55,6 +58,9 @@ class BufferMachine(RuleBasedStateMachine):
         finally:
             self.do(self.harness.close())
             self.loop.close()
+            if TALLY is not None:
+                with open(TALLY, "a") as tally:
+                    tally.write(f"{self.num_transitions}\n")
 
     @initialize(
         groups_per_step=st.integers(1, 3),
@@ -256,6 +262,7 @@ class BufferMachine(RuleBasedStateMachine):
         """Every prompt that was issued is trained, dropped, or somewhere on its way."""
         if not hasattr(self, "buffer"):
             return
+        self.num_transitions += 1
         status = self.do(self.buffer.status())
         states = status.states
         assert len(self.trained) == len(set(self.trained))
