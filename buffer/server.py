@@ -36,9 +36,10 @@ class EmbeddedServer:
     can be lost to `kill -9`.
     """
 
-    def __init__(self, folder: Path, *, start_timeout_s: float = 30.0) -> None:
+    def __init__(self, folder: Path, *, binary: Path | None = None, start_timeout_s: float = 30.0) -> None:
         self._data = folder.absolute() / "redis"
         self._log = folder.absolute() / "logs" / "redis.log"
+        self._binary = binary
         self._start_timeout_s = start_timeout_s
         self._watcher: subprocess.Popen[bytes] | None = None
 
@@ -48,7 +49,7 @@ class EmbeddedServer:
         Raises StoreError if no server is installed, or with the end of its log if it does not come up in time;
         RunFolderError if another server has the folder.
         """
-        binary = find_server()
+        binary = self._binary or find_server()
         self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         lock = self._lock()

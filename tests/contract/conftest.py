@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 import redis
+from contract.server_process import find_binaries
 
 from slime_rl.buffer.memory import MemoryBuffer
 from slime_rl.buffer.pacing import Pacing
@@ -151,28 +152,42 @@ def glob_of(key):
 
 
 @pytest.fixture(scope="session")
-def server_url(tmp_path_factory):
-    server = EmbeddedServer(tmp_path_factory.mktemp("server"))
-    url = server.start()
-    with redis.Redis.from_url(url) as client:
-        client.config_set("hz", 500)  # how often the server looks for waits that ran out
-    yield url
-    server.stop()
+def servers(tmp_path_factory):
+    """The URLs of servers by name and version; one is started when it is first asked for."""
+    started = []
+
+    @functools.cache
+    def url_of(name):
+        started.append(EmbeddedServer(tmp_path_factory.mktemp("server"), binary=find_binaries()[name]))
+        url = started[-1].start()
+        with redis.Redis.from_url(url) as client:
+            client.config_set("hz", 500)  # how often the server looks for waits that ran out
+        return url
+
+    yield url_of
+    for server in started:
+        server.stop()
 
 
 @pytest.fixture
-async def on_server(server_url):
-    harness = RedisHarness(server_url)
+def server_url(servers):
+    """Of the server that a run would start."""
+    return servers(next(iter(find_binaries())))
+
+
+@pytest.fixture(params=find_binaries())
+async def on_server(request, servers):
+    harness = RedisHarness(servers(request.param))
     yield harness
     await harness.close()
 
 
-@pytest.fixture(params=["memory", "server"])
+@pytest.fixture(params=["memory", *find_binaries()])
 def make_harness(request):
     """Makes harnesses of one kind."""
     if request.param == "memory":
         return MemoryHarness
-    return functools.partial(RedisHarness, request.getfixturevalue("server_url"))
+    return functools.partial(RedisHarness, request.getfixturevalue("servers")(request.param))
 
 
 @pytest.fixture
