@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 
 from slime_rl.buffer.endpoint import Endpoint, endpoint_at
 from slime_rl.buffer.reconnection import Patience, repeat, repeat_blocking
-from slime_rl.config import without_credentials
+from slime_rl.config import BufferConfig
 from slime_rl.errors import StoreError
 
 Client = TypeVar("Client", redis.Redis, redis.asyncio.Redis)
@@ -104,12 +104,15 @@ def named_faults(where: str | Endpoint) -> Iterator[None]:
     try:
         yield
     except redis.RedisError as fault:
-        name = without_credentials(where) if isinstance(where, str) else str(where)
-        raise StoreError(f"the buffer at {name} failed: {explain(fault)}") from fault
+        endpoint = endpoint_at(where)
+        raise StoreError(f"the buffer at {endpoint} failed: {explain(fault, endpoint.config)}") from fault
 
 
-def explain(fault: redis.RedisError) -> str:
+def explain(fault: redis.RedisError, config: BufferConfig) -> str:
     """What a fault says, in one line, and what is to be done about it where that is known."""
+    if isinstance(fault, redis.TimeoutError):
+        limit = f"{config.call_timeout_s:g} s of buffer.call_timeout_s"
+        return f"no answer within {limit}, again and again for {config.reconnect_timeout_s:g} s"
     text = " ".join(str(fault).split()) or type(fault).__name__
     kinds = [word for word, kind in KINDS.items() if isinstance(fault, kind) or isinstance(fault.__cause__, kind)]
     meanings = [meaning for word, meaning in MEANINGS.items() if word in kinds or re.search(rf"\b{word}\b", text)]

@@ -13,12 +13,14 @@ from importlib import resources
 from typing import Any, cast
 
 import msgpack
+import redis
 import redis.asyncio
 
 from slime_rl.buffer.calls import Calls
 from slime_rl.buffer.codec import decode_segment
 from slime_rl.buffer.connection import connect, named_faults
 from slime_rl.buffer.endpoint import Endpoint, endpoint_at
+from slime_rl.buffer.fullness import describe, is_full
 from slime_rl.buffer.group_buffer import GroupBuffer, draw_incarnation
 from slime_rl.buffer.keys import group_key, run_key, segments_key, stream_key
 from slime_rl.buffer.pacing import FROZEN, Pacing
@@ -173,7 +175,14 @@ class RedisBuffer(GroupBuffer):
 
     async def _run(self, name: str, *args: Any) -> dict[str, Any]:
         with named_faults(self._endpoint):
-            return msgpack.unpackb(await self._calls.run(_source(name), self._key, *args))
+            try:
+                return msgpack.unpackb(await self._calls.run(_source(name), self._key, *args))
+            except redis.ResponseError as fault:
+                if not is_full(fault):
+                    raise
+                refused = sum(len(part) for part in args if isinstance(part, bytes))
+                why = await describe(self._client, self._key, self.pacing, refused=refused)
+                raise StoreError(f"the buffer at {self._endpoint} is full: {why}") from fault
 
     async def _changed(self, stream: str, change: int, timeout_s: float) -> None:
         """Return once `stream` is past `change`; its entries outlive their moment, so none is missed."""

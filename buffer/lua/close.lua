@@ -4,6 +4,7 @@
 -- ARGV    incarnation, seen
 -- Returns {closed}.
 
+make_room()
 redis.call('HSET', run, 'closed', 1)
 note()
 wake_all()

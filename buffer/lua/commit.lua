@@ -4,6 +4,7 @@
 -- ARGV    incarnation, seen, step
 -- Returns {committed, ids: those deleted}, or {early} if the version that the step makes is not published.
 
+make_room()
 local step, ids = tonumber(arguments[1]), {}
 if step >= counter('version') then
   return reply('early')

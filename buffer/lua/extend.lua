@@ -17,7 +17,7 @@ if start + num_tokens <= progress and num_tokens > 0 then
 elseif start ~= progress then
   return reply('gap', {progress = progress})
 end
--- First: only the first write of a function is refused by a server that is full.
+-- First: a server that is full refuses this or nothing.
 redis.call('RPUSH', key('segments:' .. id), arguments[6])
 redis.call('HSET', key('progress:' .. id), index, start + num_tokens)
 weigh(id, #arguments[6])

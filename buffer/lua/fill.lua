@@ -16,7 +16,7 @@ if fenced then
   return reply('fenced', {now = fenced})
 end
 
--- First: only the first write of a function is refused by a server that is full.
+-- First: a server that is full refuses this or nothing.
 redis.call('SET', key('payload:' .. id), arguments[3])
 redis.call('HINCRBY', run, 'bytes', 0 - tonumber(redis.call('HGET', group, 'bytes') or '0'))
 redis.call('HDEL', group, 'bytes')

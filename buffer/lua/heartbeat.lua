@@ -4,6 +4,7 @@
 -- ARGV    incarnation, seen, holder
 -- Returns {beat, held}: the ids that the holder still holds.
 
+make_room()
 local now = now_ms()
 sweep(now)
 local held = redis.call('SMEMBERS', key('held:' .. arguments[1]))

@@ -4,6 +4,7 @@
 -- ARGV    incarnation, seen, version
 -- Returns {published}, or {early} if the step that makes this version has no groups.
 
+make_room()
 local version = tonumber(arguments[1])
 if version > counter('next_step') then
   return reply('early')

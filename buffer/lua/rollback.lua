@@ -8,6 +8,7 @@
 --         no such run, {lost} if the server has forgotten what the snapshot knows of, {gone} if it has deleted the groups
 --         of steps that must be taken again.
 
+make_room()
 local version = tonumber(arguments[1])
 if redis.call('EXISTS', run) == 0 then
   return reply('missing')

@@ -5,6 +5,7 @@
 --         is reserved now; their oldest tokens will leave the loss)
 -- Returns {let_go, num_groups}: how many this changed.
 
+make_room()
 local deadline = counter('version') + counter('max_lag')
 local num_groups = 0
 for _, id in ipairs(redis.call('ZRANGE', key('unfinished'), 0, tonumber(arguments[1]) - 1)) do

@@ -7,6 +7,7 @@
 --         lags}: a row of `due` is {deadline, outstanding, ready} cumulated up to that deadline, one of `named`, the
 --         unfinished groups with the earliest deadlines, {id, attempt, holder, deadline, since, state}.
 
+make_room()
 local now = now_ms()
 sweep(now)
 

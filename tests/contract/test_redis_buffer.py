@@ -140,19 +140,6 @@ async def test_a_wrong_password_is_an_error_with_its_cause(on_server, pacing):
         await RedisBuffer.open(wrong, pacing(), create=True)
 
 
-async def test_a_full_server_is_an_error_with_its_cause(on_server, fill):
-    buffer = await on_server.open()
-    held = await buffer.reserve("worker-1")
-    on_server.server.config_set("maxmemory", 1)
-    try:
-        with pytest.raises(StoreError, match="command not allowed when used memory > 'maxmemory'"):
-            await fill(buffer, held)
-    finally:
-        on_server.server.config_set("maxmemory", 0)
-    await fill(buffer, held)
-    assert (await buffer.status()).states["filled"] == 1
-
-
 @pytest.mark.parametrize("jump_s", [36_000, -36_000])
 async def test_a_clock_that_is_set_ends_no_lease_and_lets_time_go_on(on_server, fill, jump_s):
     buffer = await on_server.open(lease_s=60.0)
