@@ -40,7 +40,12 @@ class Route:
             self._pools[self.node] = client.connection_pool
 
     def follow(self, fault: redis.RedisError, asked: Address | None) -> None:
-        """Go where the fault of a call to the node `asked` sends the client, unless it has gone on since."""
+        """Go where the fault of a call to the node `asked` sends the client, unless it has gone on since.
+
+        Raises the fault where it sends a client away that came by a socket.
+        """
+        if self.node is None and isinstance(fault, MovedError):
+            raise fault
         if self.node is None or self.node != asked:
             return
         if isinstance(fault, MovedError):

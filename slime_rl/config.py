@@ -286,7 +286,7 @@ class BufferConfig(Section):
     """The Redis server: the run's own unless `url` names one. A password in the URL never reaches a log."""
 
     url: Annotated[str | None, FREE] = None
-    """redis://, rediss:// or unix://; by default a server that lives as long as the run."""
+    """redis://, rediss:// (any node of a cluster) or unix://; by default a server that lives as long as the run."""
     url_env: Annotated[str | None, FREE] = None
     """The environment variable that holds the URL, so that its password stands in no file."""
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), FROZEN] = KEY_PREFIX

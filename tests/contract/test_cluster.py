@@ -83,6 +83,18 @@ async def test_a_whole_schedule_runs_from_the_url_of_any_node(cluster, open_run,
     reader.close()
 
 
+async def test_the_rule_of_the_documentation_suffices_for_a_user_of_a_cluster(cluster, open_run, fill):
+    for node in cluster.nodes:
+        node.admin.execute_command("ACL", "SETUSER", "trainer", *ACL)
+    url = cluster.nodes[0].url.replace("//", "//trainer:secret@")
+    buffer = await open_run(url, run_id=run_at(cluster, cluster.nodes[1], "user"))
+    assert await take(buffer, fill, 0) == [0, 1]
+    assert len(buffer._calls.patience.route._nodes) == 3
+
+
+ACL = ["on", ">secret", "~{slime_rl:*", "+@all", "-@admin", "-@dangerous", "+info", "+cluster|slots"]
+
+
 async def test_the_settings_of_the_node_that_has_the_run_are_looked_at(cluster, open_run, caplog):
     home = cluster.nodes[1]
     home.admin.config_set("appendfsync", "everysec")

@@ -9,9 +9,10 @@ from typing import cast
 import pytest
 import redis
 import redis.asyncio
+from redis.exceptions import MovedError
 
 from slime_rl.buffer.calls import Calls
-from slime_rl.buffer.connection import connect, named_faults
+from slime_rl.buffer.connection import PatientRedis, connect, named_faults
 from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.keys import payload_key, run_key
 from slime_rl.buffer.reader import GroupReader
@@ -115,7 +116,14 @@ def test_a_url_of_another_kind_is_a_mistake_in_the_configuration():
         connect(redis.Redis, "http://user:secret@host")
 
 
-ACL = ["on", ">secret", "~{slime_rl:*", "+@all", "-@admin", "-@dangerous", "+info"]
+def test_a_cluster_is_not_reached_by_a_socket():
+    with connect(redis.Redis, "unix:///tmp/node.sock") as client:
+        route = cast(PatientRedis, client).patience.route
+        with pytest.raises(StoreError, match=r"not by a socket\)$"), named_faults("unix:///tmp/node.sock"):
+            route.follow(MovedError("7 127.0.0.1:1"), None)
+
+
+ACL = ["on", ">secret", "~{slime_rl:*", "+@all", "-@admin", "-@dangerous", "+info", "+cluster|slots"]
 
 
 async def test_the_rule_of_the_documentation_suffices_for_a_user(url, admin, caplog):
@@ -124,7 +132,7 @@ async def test_the_rule_of_the_documentation_suffices_for_a_user(url, admin, cap
     await check(where)
     assert "may not read appendfsync" in caplog.text
     await put(where, run_key("run"))
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match=r"the user may not do this: docs/buffer.md has the rule that it needs\)$"):
         await put(where, "another")
 
 
