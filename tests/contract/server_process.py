@@ -146,6 +146,11 @@ class Cluster:
         return info if isinstance(info, dict) else dict(line.split(":") for line in info.decode().split())
 
     @staticmethod
+    def ports_at(node):
+        """Where the nodes are reached, as one of them knows it."""
+        return {place[1] for _, _, *places in node.admin.execute_command("CLUSTER", "SLOTS") for place in places}
+
+    @staticmethod
     def id_of(node):
         id = node.admin.execute_command("CLUSTER", "MYID")
         return id.decode() if isinstance(id, bytes) else id

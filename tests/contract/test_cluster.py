@@ -1,10 +1,13 @@
 """Runs on a real cluster of three servers: each finds the node that has its keys, whatever becomes of it."""
 
 import asyncio
+import contextlib
+import functools
 import itertools
 
 import pytest
 from contract.server_process import Cluster, find_binaries
+from contract.tls_door import make_certificate, tls_door
 
 from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.keys import run_key
@@ -103,6 +106,33 @@ async def test_the_settings_of_the_node_that_has_the_run_are_looked_at(cluster, 
     finally:
         home.admin.config_set("appendfsync", "always")
     assert "is everysec, not always" in caplog.text
+
+
+async def test_an_encrypted_cluster_is_followed_from_door_to_door(cluster, open_run, fill, tmp_path):
+    """Each node announces a door of its own."""
+    cert, key = await asyncio.to_thread(make_certificate, tmp_path)
+    async with contextlib.AsyncExitStack() as stack:
+        doors = []
+        for node in cluster.nodes:
+            inside = functools.partial(asyncio.open_connection, "127.0.0.1", node.port)
+            doors.append(await stack.enter_async_context(tls_door(inside, cert, key)))
+            node.admin.config_set("cluster-announce-port", doors[-1])
+            stack.callback(node.admin.config_set, "cluster-announce-port", 0)
+        first = cluster.nodes[0]
+        first.until(lambda: cluster.ports_at(first) >= set(doors[1:]))
+        config = BufferConfig(tls_ca=cert, tls_cert=cert, tls_key=key)
+        where = Endpoint(f"rediss://127.0.0.1:{doors[0]}", config)
+        run_id = run_at(cluster, cluster.nodes[2], "encrypted")
+        buffer = await open_run(where, run_id=run_id)
+        ids = await take(buffer, fill, 0)
+        reader = GroupReader(where, run_id)
+        assert [group.id for group in await asyncio.to_thread(reader.read, ids)] == ids
+        assert buffer._calls.patience.route.node == ("127.0.0.1", doors[2])
+        reader.close()
+        await buffer.close()
+    ports = {node.port for node in cluster.nodes}
+    for node in cluster.nodes:
+        node.until(lambda node=node: cluster.ports_at(node) == ports)
 
 
 async def test_a_run_goes_on_while_its_keys_move_to_another_node(cluster, open_run, fill):

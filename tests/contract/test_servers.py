@@ -1,14 +1,13 @@
 """Servers that are not the run's own: what is asked of them, and what is said of those that refuse."""
 
 import asyncio
-import ssl
-import subprocess
 import time
 from typing import cast
 
 import pytest
 import redis
 import redis.asyncio
+from contract.tls_door import make_certificate, tls_door
 from redis.exceptions import MovedError
 
 from slime_rl.buffer.calls import Calls
@@ -148,29 +147,11 @@ async def test_runs_under_another_prefix_are_strangers(url, admin):
 
 @pytest.fixture
 async def encrypted(url, tmp_path):
-    """The port of a TLS door to the server, which wants a certificate from those who enter; and its PEM files."""
-    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, *subject]
-    await asyncio.to_thread(subprocess.run, make, check=True, capture_output=True)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=cert)
-    context.load_cert_chain(cert, key)
-    context.verify_mode = ssl.CERT_REQUIRED
-
-    async def pass_on(reader, writer):
-        while chunk := await reader.read(65536):
-            writer.write(chunk)
-        writer.close()
-
-    async def enter(reader, writer):
-        inside, outside = await asyncio.open_unix_connection(url.partition("@")[2])
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(pass_on(reader, outside))
-            tasks.create_task(pass_on(inside, writer))
-
-    async with await asyncio.start_server(enter, "localhost", 0, ssl=context) as door:
-        port = door.sockets[0].getsockname()[1]
-        yield f"rediss://{url.removeprefix('unix://').partition('@')[0]}@localhost:{port}", cert, key
+    """The URL of a TLS door to the server, which wants a certificate from those who enter; and its PEM files."""
+    cert, key = await asyncio.to_thread(make_certificate, tmp_path)
+    path, password = url.partition("@")[2], url.removeprefix("unix://").partition("@")[0]
+    async with tls_door(lambda: asyncio.open_unix_connection(path), cert, key) as port:
+        yield f"rediss://{password}@localhost:{port}", cert, key
 
 
 async def test_it_is_reached_through_tls_with_certificates_of_both_sides(encrypted, admin):
