@@ -1,5 +1,6 @@
 """What only a buffer on a server can do wrong: keys, payloads, lost answers, credentials, strangers."""
 
+import asyncio
 import re
 
 import pytest
@@ -154,6 +155,20 @@ async def test_a_clock_that_is_set_ends_no_lease_and_lets_time_go_on(on_server, 
     await buffer.status()
     assert int(on_server.server.hget(run, "clock")) >= clock + 29_000
     await fill(buffer, second)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_the_lease_of_a_dead_holder_ends_after_the_clock_was_set_back_by_hours(on_server, resumed):
+    buffer = await on_server.open(groups_per_step=1, lease_s=0.3, slot_timeout_s=10.0)
+    snapshot = await buffer.snapshot(0)
+    first = await buffer.reserve("worker-1")
+    on_server.server.hincrby(on_server.key("run"), "wall", 36_000_000)
+    if resumed:
+        buffer = await on_server.resume(snapshot)
+        await buffer.reserve("worker-1")
+    async with asyncio.timeout(5.0):
+        again = await buffer.reserve("worker-2")
+    assert (again.id, again.attempt) == (first.id, 3 if resumed else 2)
 
 
 def test_a_run_id_with_braces_is_refused(pacing):
