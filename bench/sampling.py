@@ -120,6 +120,7 @@ async def _system(stand: Stand, pacing: Pacing) -> float:
         partials=buffer,
         program=SingleTurn(http=stand.router, renderer=stand.renderer, sampling=stand.config.sampling),
         reward=stand.reward,
+        filters=[],
         episodes=asyncio.Semaphore(stand.config.loop.slots),
     )
     await stand.engine.flush_cache()

@@ -6,6 +6,17 @@ from collections import Counter
 from collections.abc import Mapping
 
 from slime_rl.errors import DropError
+from slime_rl.types import ALL_ALIKE, NOTHING_RIGHT, TRUNCATED
+
+MEANINGS = {
+    NOTHING_RIGHT: "the prompts are too hard for the model, or the reward finds nothing right: look at samples/",
+    ALL_ALIKE: "the prompts are too easy for the model, or the reward tells nothing apart: look at samples/",
+    TRUNCATED: "the answers are longer than sampling.max_new_tokens",
+    "EngineError": "the engines cannot answer: see logs/worker-*.log",
+    "RewardError": "the reward function fails: see logs/worker-*.log",
+    "FilterError": "a filter fails: see logs/worker-*.log",
+}
+"""What it most likely means that a reason is the most frequent one."""
 
 
 class DropBudget:
@@ -26,7 +37,8 @@ class DropBudget:
         since = Counter(dropped) - self._before
         if since.total() > self._limit:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in since.most_common())
+            likely = MEANINGS.get(since.most_common(1)[0][0], "")
             raise DropError(
                 f"step {self._step} is not full after {since.total()} groups were dropped ({reasons}); "
-                f"loop.max_dropped_per_step allows {self._limit}"
+                f"loop.max_dropped_per_step allows {self._limit}{likely and f'; most likely {likely}'}"
             )

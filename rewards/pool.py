@@ -1,4 +1,4 @@
-"""Runs a reward function in processes of its own, so that a slow or crashing grader harms nobody else."""
+"""Runs a reward or a filter in processes of its own, so that a slow or crashing one harms nobody else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from slime_rl.config import RewardConfig
-from slime_rl.errors import RewardError
+from slime_rl.rewards.functions import FILTER, REWARD, Kind
 from slime_rl.rewards.grader import command
 from slime_rl.rewards.wire import HEADER_BYTES, frame, unframe
 from slime_rl.types import Prompt, Sample
@@ -27,17 +27,20 @@ END_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
 
-class GraderPool:
-    """Scores groups on `config.num_processes` grader processes; implements interfaces.Reward.
+class FunctionPool:
+    """Asks a user's function on `num_processes` grader processes.
 
     Each call takes one of so many places and gives it back, whatever happens: with its grader, or empty where the
-    grader outlasted `config.timeout_s`, died or was busy when the call was cancelled. Who takes an empty place starts
-    another grader, and a RewardError says if that fails. A call waits for a place only, and the one that holds it
-    gives it back within the sum of `config.timeout_s`, START_TIMEOUT_S and END_TIMEOUT_S.
+    grader outlasted `timeout_s`, died or was busy when the call was cancelled. Who takes an empty place starts
+    another grader, and an error of the function's kind says if that fails. A call waits for a place only, and the one
+    that holds it gives it back within the sum of `timeout_s`, START_TIMEOUT_S and END_TIMEOUT_S.
     """
 
-    def __init__(self, config: RewardConfig, *, log: Path) -> None:
-        self._config = config
+    def __init__(self, kind: Kind, name: str, *, timeout_s: float, num_processes: int, log: Path) -> None:
+        self._kind = kind
+        self._name = name
+        self._timeout_s = timeout_s
+        self._num_processes = num_processes
         self._log = log
         self._places: asyncio.Queue[Grader | None] = asyncio.Queue()
         self._graders: set[Grader] = set()
@@ -56,34 +59,23 @@ class GraderPool:
     ) -> None:
         await self._close()
 
-    async def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with their rewards set, in order."""
-        request = self._request(prompt, samples)
-        scores = await self._grade(request, index=prompt.index)
-        return [
-            replace(sample, reward=score["value"], reward_parts=score["parts"])
-            for sample, score in zip(samples, scores, strict=True)
-        ]
-
-    def _request(self, prompt: Prompt, samples: Sequence[Sample]) -> bytes:
+    async def _ask(self, prompt: Prompt, samples: Sequence[Sample]) -> dict[str, Any]:
+        """What the function says to a group; raises an error of its kind."""
+        what, index = f"{self._kind.word} {self._name}", prompt.index
         try:
-            return frame({"prompt": _prompt_fields(prompt), "samples": [_answer_fields(s) for s in samples]})
+            request = frame({"prompt": _prompt_fields(prompt), "samples": [_answer_fields(s) for s in samples]})
         except (TypeError, ValueError) as error:
-            name = self._config.function
-            raise RewardError(f"prompt {prompt.index} cannot be sent to reward {name}: {error}") from None
-
-    async def _grade(self, request: bytes, *, index: int) -> Sequence[dict[str, Any]]:
-        name, limit_s = self._config.function, self._config.timeout_s
+            raise self._kind.error(f"prompt {index} cannot be sent to {what}: {error}") from None
         try:
-            async with self._grader() as grader, asyncio.timeout(limit_s):
+            async with self._grader() as grader, asyncio.timeout(self._timeout_s):
                 reply = await grader.ask(request)
         except TimeoutError:
-            raise RewardError(f"reward {name} took over {limit_s:g} s on prompt {index} and was ended") from None
+            raise self._kind.error(f"{what} took over {self._timeout_s:g} s on prompt {index} and was ended") from None
         except (EOFError, ConnectionError):
-            raise RewardError(f"reward {name} ended its process on prompt {index}; see {self._log}") from None
+            raise self._kind.error(f"{what} ended its process on prompt {index}; see {self._log}") from None
         if "error" in reply:
-            raise RewardError(reply["error"])
-        return reply["scores"]
+            raise self._kind.error(reply["error"])
+        return reply
 
     @asynccontextmanager
     async def _grader(self) -> AsyncIterator[Grader]:
@@ -103,19 +95,19 @@ class GraderPool:
     async def _start_all(self) -> list[Grader]:
         try:
             async with asyncio.TaskGroup() as tasks:
-                starts = [tasks.create_task(self._start()) for _ in range(self._config.num_processes)]
+                starts = [tasks.create_task(self._start()) for _ in range(self._num_processes)]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [start.result() for start in starts]
 
     async def _start(self) -> Grader:
         with self._log.open("ab") as file:
-            grader = await Grader.start(self._config.function, log=file)
+            grader = await Grader.start(self._kind, self._name, log=file)
         self._graders.add(grader)  # from here on `_close` ends it, even if a second cancellation hinders `_end`
         try:
             await grader.wait_ready()
             if self._is_closed:
-                raise RewardError(f"reward {self._config.function} was asked after its graders were ended")
+                raise self._kind.error(f"{self._kind.word} {self._name} was asked after its graders were ended")
         except BaseException:
             await self._end(grader)
             raise
@@ -130,33 +122,61 @@ class GraderPool:
         await asyncio.gather(*(self._end(grader) for grader in set(self._graders)))
 
 
+class GraderPool(FunctionPool):
+    """Scores groups; implements interfaces.Reward."""
+
+    def __init__(self, config: RewardConfig, *, log: Path) -> None:
+        limits = {"timeout_s": config.timeout_s, "num_processes": config.num_processes}
+        super().__init__(REWARD, config.function, **limits, log=log)
+
+    async def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples with their rewards set, in order."""
+        scores = (await self._ask(prompt, samples))["scores"]
+        return [
+            replace(sample, reward=score["value"], reward_parts=score["parts"])
+            for sample, score in zip(samples, scores, strict=True)
+        ]
+
+
+class FilterPool(FunctionPool):
+    """Says which scored groups are dropped; implements interfaces.Filter."""
+
+    def __init__(self, name: str, *, timeout_s: float, log: Path) -> None:
+        super().__init__(FILTER, name, timeout_s=timeout_s, num_processes=1, log=log)
+
+    async def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> str | None:
+        """Why the group is dropped, or None."""
+        return (await self._ask(prompt, samples))["reason"]
+
+
 class Grader:
     """One grader process, which leads a process group of its own, and the socket to it."""
 
     def __init__(
         self,
-        function: str,
+        kind: Kind,
+        name: str,
         process: asyncio.subprocess.Process,
         replies: asyncio.StreamReader,
         requests: asyncio.StreamWriter,
         *,
         log_path: str,
     ) -> None:
-        self._function = function
+        self._kind, self._name = kind, name
         self._process = process
         self._replies = replies
         self._requests = requests
         self._log_path = log_path
 
     @classmethod
-    async def start(cls, function: str, *, log: IO[bytes]) -> Self:
-        """A process that loads `function`; raises RewardError if the system gives none."""
+    async def start(cls, kind: Kind, name: str, *, log: IO[bytes]) -> Self:
+        """A process that loads the function; raises an error of its kind if the system gives none."""
         ours, theirs = socket.socketpair()
         with theirs:
             replies, requests = await asyncio.open_connection(sock=ours)
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *command(function, theirs.fileno()),
+                    *command(kind, name, theirs.fileno()),
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
@@ -166,12 +186,12 @@ class Grader:
             except BaseException as error:
                 requests.transport.abort()
                 if isinstance(error, OSError):
-                    raise RewardError(f"reward {function} got no process: {error}") from None
+                    raise kind.error(f"{kind.word} {name} got no process: {error}") from None
                 raise
-        return cls(function, process, replies, requests, log_path=log.name)
+        return cls(kind, name, process, replies, requests, log_path=log.name)
 
     async def wait_ready(self) -> None:
-        """Wait until the function is loaded; raises RewardError if it cannot be, or not within START_TIMEOUT_S."""
+        """Wait until the function is loaded; raises an error of its kind if it is not within START_TIMEOUT_S."""
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 reply = await self._reply()
@@ -180,7 +200,8 @@ class Grader:
         except (EOFError, ConnectionError):
             reply = {"error": "it ended its process"}
         if "error" in reply:
-            raise RewardError(f"reward {self._function} could not be loaded ({reply['error']}); see {self._log_path}")
+            what = f"{self._kind.word} {self._name} could not be loaded"
+            raise self._kind.error(f"{what} ({reply['error']}); see {self._log_path}")
 
     async def ask(self, request: bytes) -> dict[str, Any]:
         """The reply to one framed request; raises EOFError or ConnectionError if the process ended."""
@@ -216,4 +237,9 @@ def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
 
 
 def _answer_fields(sample: Sample) -> dict[str, Any]:
-    return {"text": sample.text, "finish_reason": str(sample.finish), "num_tokens": sample.num_trained}
+    return {
+        "text": sample.text,
+        "finish_reason": str(sample.finish),
+        "num_tokens": sample.num_trained,
+        "reward": sample.reward,
+    }

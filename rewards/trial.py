@@ -1,4 +1,4 @@
-"""Tries whether a reward function loads, in a process of its own, before anything else starts."""
+"""Tries whether a reward or a filter loads, in a process of its own, before anything else starts."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import socket
 import subprocess
 
 from slime_rl.errors import ConfigError
-from slime_rl.rewards.functions import check_reward
+from slime_rl.rewards.functions import Kind, check_function
 from slime_rl.rewards.grader import command
 from slime_rl.rewards.wire import read
 
 END_TIMEOUT_S = 10.0
 
 
-def check_loads(name: str, *, timeout_s: float) -> None:
+def check_loads(kind: Kind, name: str, *, timeout_s: float) -> None:
     """Start a grader for the function that `name` stands for, and end it once it has loaded it.
 
-    What the function's module prints on import goes nowhere. Raises ConfigError for `reward.function` with the last
-    line of the traceback, or after `timeout_s`.
+    What the function's module prints on import goes nowhere. Raises ConfigError for the field of its kind with the
+    last line of the traceback, or after `timeout_s`.
     """
-    check_reward(name)
+    check_function(kind, name)
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             grader = subprocess.Popen(
-                command(name, theirs.fileno()),
+                command(kind, name, theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -39,7 +39,7 @@ def check_loads(name: str, *, timeout_s: float) -> None:
             with ours.makefile("rb") as replies:
                 reply = read(replies)
         except TimeoutError:
-            raise ConfigError("reward.function", f"must load within {timeout_s:g} s", name) from None
+            raise ConfigError(kind.path, f"must load within {timeout_s:g} s", name) from None
         except ConnectionError:
             reply = None
         finally:
@@ -47,6 +47,6 @@ def check_loads(name: str, *, timeout_s: float) -> None:
                 os.killpg(grader.pid, signal.SIGKILL)
             status = grader.wait(END_TIMEOUT_S)
     if reply is None:
-        raise ConfigError("reward.function", f"must load (it ended its process with exit status {status})", name)
+        raise ConfigError(kind.path, f"must load (it ended its process with exit status {status})", name)
     if "error" in reply:
-        raise ConfigError("reward.function", f"must load ({reply['error']})", name)
+        raise ConfigError(kind.path, f"must load ({reply['error']})", name)

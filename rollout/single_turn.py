@@ -29,11 +29,18 @@ class Rendering(Protocol):
     def decode(self, tokens: NDArray[np.int32]) -> str: ...
 
 
+SMALLEST_GROUP = 2
+"""Fewer samples have nothing to be compared with."""
+
+
 class SingleTurn:
     """Samples a whole group with one request, so that the engine reads the prompt once.
 
     An answer that may be longer than `segment_tokens` is asked for in parts of that length, each of which is durable
     before the next one is asked for. With `seeds` every sample is a request with a seed of its own, whole in one part.
+
+    A sample that was aborted is asked for again alone, `max_attempts` times in all. A group that stays short of some is
+    an error, unless it `may_be_short` and has SMALLEST_GROUP left.
     """
 
     def __init__(
@@ -44,6 +51,8 @@ class SingleTurn:
         sampling: SamplingConfig,
         segment_tokens: int | None = None,
         seeds: Seeds | None = None,
+        max_attempts: int = 1,
+        may_be_short: bool = False,
     ) -> None:
         self._http = http
         self._renderer = renderer
@@ -51,13 +60,15 @@ class SingleTurn:
         self._stop_token_ids = (*renderer.stop_token_ids, *sampling.stop_token_ids)
         self._segment_tokens = segment_tokens or sampling.max_new_tokens
         self._seeds = seeds
+        self._max_attempts = max_attempts
+        self._may_be_short = may_be_short
 
     async def __call__(
         self, prompt: Prompt, *, num_samples: int, temperature: float, drafts: Drafts | None = None
     ) -> list[Sample]:
         """One sample for each of `num_samples` trajectories.
 
-        Raises EngineError if a sample was aborted: it stopped for a reason of ours and not of the model's, so the
+        Raises EngineError if a sample stays aborted: it stopped for a reason of ours and not of the model's, so the
         group must be sampled again, from its drafts where it has some.
         """
         tokens = self._renderer.encode_prompt(prompt)
@@ -67,8 +78,19 @@ class SingleTurn:
             return self._group(prompt, tokens, await self._seeded(tokens, seeds, temperature), temperature)
         if drafts is not None and self._segment_tokens < self._max_new_tokens:
             return await self._in_parts(tokens, num_samples, temperature, drafts)
+        return self._group(prompt, tokens, await self._whole(tokens, num_samples, temperature), temperature)
+
+    async def _whole(self, tokens: list[int], num_samples: int, temperature: float) -> list[Completion]:
+        """A completion for each sample, those that were aborted asked for again."""
         completions = await self._generate(tokens, num_samples, temperature, self._max_new_tokens)
-        return self._group(prompt, tokens, completions, temperature)
+        for _ in range(self._max_attempts - 1):
+            aborted = [i for i, completion in enumerate(completions) if completion.finish is Finish.ABORT]
+            if not aborted:
+                break
+            again = await self._generate(tokens, len(aborted), temperature, self._max_new_tokens)
+            for i, completion in zip(aborted, again, strict=True):
+                completions[i] = completion
+        return completions
 
     async def _seeded(self, tokens: list[int], seeds: list[int], temperature: float) -> list[Completion]:
         """A completion for each seed, one after the other."""
@@ -81,13 +103,14 @@ class SingleTurn:
     def _group(
         self, prompt: Prompt, tokens: list[int], completions: Sequence[Completion], temperature: float
     ) -> list[Sample]:
-        num_aborted = sum(c.finish == Finish.ABORT for c in completions)
-        if num_aborted:
+        whole = [(i, completion) for i, completion in enumerate(completions) if completion.finish is not Finish.ABORT]
+        num_aborted = len(completions) - len(whole)
+        if num_aborted and not (self._may_be_short and len(whole) >= SMALLEST_GROUP):
             raise EngineError(
                 f"{self._http.address.name} aborted {num_aborted} of {len(completions)} samples "
                 f"of prompt {prompt.index}"
             )
-        return [self._sample(i, tokens, completion, temperature) for i, completion in enumerate(completions)]
+        return [self._sample(i, tokens, completion, temperature) for i, completion in whole]
 
     async def _in_parts(self, prompt: list[int], num_samples: int, temperature: float, drafts: Drafts) -> list[Sample]:
         """Every sample by itself, from where its parts end; one that fails lets the others come to their ends."""

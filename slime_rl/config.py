@@ -155,8 +155,12 @@ class LoopConfig(Section):
     """`colocated` shares devices and needs `max_lag` 0; by default it follows `max_lag`."""
     on_straggler: Literal["wait", "requeue", "mask"] = "wait"
     """What becomes of a group that is not finished when due: `requeue` starts it again, `mask` trains it later."""
-    drop_equal_rewards: bool = False
-    """Drop and count groups whose rewards are all equal, and sample others instead."""
+    filters: Annotated[tuple[str, ...], Strict(False)] = ()
+    """What drops scored groups, counted, for others: `equal_rewards`, `all_truncated`, `path/to/file.py:function`."""
+    filter_timeout_s: Seconds = 30.0
+    """How long a filter of a file may take for one group."""
+    allow_smaller_groups: bool = False
+    """Train a group of which some samples could not be had, if at least two are left; else it is sampled again."""
     stop_at_score: float | None = None
     """End early once the held-out score reaches this."""
     wait_timeout_s: Seconds = 600.0
@@ -246,6 +250,8 @@ class ObjectiveConfig(Section):
     """The ratio is clipped at 1 - `clip_low`."""
     clip_high: PositiveFloat = 0.28
     """The ratio is clipped at 1 + `clip_high`."""
+    mask_truncated: bool = False
+    """Leave samples that were cut at `sampling.max_new_tokens` out of the loss; their rewards count in their groups."""
     correction: Literal["none", "tis"] = "tis"
     """`tis` weights tokens by trainer over engine probability, truncated; `none` does not."""
     correction_cap: PositiveFloat = 2.0

@@ -11,6 +11,7 @@ SlimeError
     |-- WeightsError     an engine did not take a version in as it was published
     |-- TrainerError     a trainer rank failed, or a loss, gradient or log-prob was not finite
     |-- RewardError      a reward function failed or returned something that is no score
+    |-- FilterError      a filter failed or returned something that is no verdict
     |-- WaitTimeout      a bounded wait ran out; says for what and who would have ended it
     `-- StoreError       the data buffer
         |-- CodecError   a payload is damaged or of a foreign format; names its key
@@ -79,6 +80,10 @@ class TrainerError(RunError):
 
 class RewardError(RunError):
     """A reward function failed, or what it returned is no score."""
+
+
+class FilterError(RunError):
+    """A filter failed, ran out of time, or returned something that is no verdict."""
 
 
 class WaitTimeout(RunError):

@@ -126,6 +126,14 @@ class Program(Protocol):
     ) -> list[Sample]: ...
 
 
+class Filter(Protocol):
+    """What keeps groups that teach nothing out of the training."""
+
+    async def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> str | None:
+        """Why a scored group is dropped, or None; raises FilterError if the function fails or says neither."""
+        ...
+
+
 class Reward(Protocol):
     """What scores the samples of one prompt."""
 

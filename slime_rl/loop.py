@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from slime_rl.config import LoopConfig
-from slime_rl.errors import EngineError, FencedError, RewardError
-from slime_rl.interfaces import Partials, Program, Reward, Slots, Steps, Trainer
+from slime_rl.errors import EngineError, FencedError, FilterError, RewardError
+from slime_rl.interfaces import Filter, Partials, Program, Reward, Slots, Steps, Trainer
 from slime_rl.types import Assignment, Prompt, Reservation, Sample, Segment, StepReport, Version
 
 NUM_RESERVERS = 16  # calls that wait for the store's disk at the same time
@@ -32,6 +32,7 @@ class Worker:
     partials: Partials
     program: Program
     reward: Reward
+    filters: Sequence[Filter]
     episodes: asyncio.Semaphore
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -95,8 +96,8 @@ async def generate(worker: Worker, reservation: Reservation) -> None:
             temperature=reservation.temperature,
             drafts=GroupDrafts(worker.partials, reservation),
         )
-        await hand_in(worker, reservation, await worker.reward(prompt, samples))
-    except (EngineError, RewardError) as fault:
+        await hand_in(worker, reservation, prompt, await score(worker, prompt, samples))
+    except (EngineError, RewardError, FilterError) as fault:
         log.warning("group %d, attempt %d: %s", reservation.id, reservation.attempt, fault)
         await worker.slots.release(reservation, reason=type(fault).__name__, retry=True)
     except FencedError as lost:
@@ -107,12 +108,22 @@ async def generate(worker: Worker, reservation: Reservation) -> None:
         worker.episodes.release()
 
 
-async def hand_in(worker: Worker, reservation: Reservation, samples: Sequence[Sample]) -> None:
-    """Fill the slot, or give it back where the rewards teach nothing and the configuration says to."""
-    if worker.config.drop_equal_rewards and len({s.reward for s in samples}) == 1:
-        await worker.slots.release(reservation, reason="equal rewards", retry=False)
-    else:
-        await worker.slots.fill(reservation, samples)
+async def score(worker: Worker, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with their rewards; a reward that fails is asked once more, since sampling again costs more."""
+    try:
+        return await worker.reward(prompt, samples)
+    except RewardError as fault:
+        log.warning("prompt %d is scored again: %s", prompt.index, fault)
+        return await worker.reward(prompt, samples)
+
+
+async def hand_in(worker: Worker, reservation: Reservation, prompt: Prompt, samples: Sequence[Sample]) -> None:
+    """Fill the slot, or give it back for the first filter that drops the group."""
+    for drops in worker.filters:
+        if (reason := await drops(prompt, samples)) is not None:
+            await worker.slots.release(reservation, reason=reason, retry=False)
+            return
+    await worker.slots.fill(reservation, samples)
 
 
 async def keep_leases(worker: Worker) -> None:

@@ -20,6 +20,12 @@ Message = Mapping[str, Any]
 """One chat message: `role` and `content`."""
 
 
+NOTHING_RIGHT = "equal rewards, none above 0"
+ALL_ALIKE = "equal rewards above 0"
+TRUNCATED = "all samples truncated"
+"""Why the built-in filters drop groups: rewards name these reasons, and the buffer says what they mean."""
+
+
 class Finish(StrEnum):
     """Why a sample ended."""
 

@@ -20,7 +20,7 @@ from slime_rl.trainer.model import HubModel, PolicyModel
 from slime_rl.trainer.optimizer import Optimizer, data_parallel
 from slime_rl.trainer.packing import MicroBatch, TrainedSample, pack
 from slime_rl.trainer.report import Totals
-from slime_rl.trainer.samples import group_totals, trained_samples, without_stale
+from slime_rl.trainer.samples import group_totals, trained_samples, without_stale, without_truncated
 from slime_rl.types import Group, StepReport, Version
 
 log = logging.getLogger(__name__)
@@ -162,6 +162,8 @@ class MegatronRank:
         samples = trained_samples(groups, self._config.objective)
         if self._config.loop.on_straggler == "mask":
             samples = without_stale(samples, oldest=Version(self._version - self._config.loop.max_lag))
+        if self._config.objective.mask_truncated:
+            samples = without_truncated(samples)
         return pack(samples, max_tokens=self._config.trainer.max_tokens_per_microbatch, version=self._version)
 
     def _pack_sampled(self, groups: Sequence[Group]) -> list[MicroBatch]:

@@ -44,6 +44,15 @@ def without_stale(samples: Sequence[TrainedSample], *, oldest: Version) -> list[
     return [replace(item, sample=_without_stale(item.sample, oldest)) for item in samples]
 
 
+def without_truncated(samples: Sequence[TrainedSample]) -> list[TrainedSample]:
+    """The samples, those that were cut at their limit with no token in the loss; advantages stay as they are."""
+    return [replace(s, sample=_masked_out(s.sample)) if s.sample.finish == Finish.LENGTH else s for s in samples]
+
+
+def _masked_out(sample: Sample) -> Sample:
+    return replace(sample, loss_mask=np.zeros_like(sample.loss_mask), logprobs=np.zeros_like(sample.logprobs))
+
+
 def _without_stale(sample: Sample, oldest: Version) -> Sample:
     mask = sample.loss_mask & (token_versions(sample) >= oldest)
     return replace(sample, loss_mask=mask, logprobs=np.where(mask, sample.logprobs, np.float32(0)))

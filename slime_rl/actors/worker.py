@@ -19,7 +19,9 @@ from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.redis_buffer import RedisBuffer
 from slime_rl.config import Config, SamplingConfig
 from slime_rl.errors import cause_first
-from slime_rl.rewards.pool import GraderPool
+from slime_rl.interfaces import Filter
+from slime_rl.rewards.filters import BUILT_IN, BuiltIn
+from slime_rl.rewards.pool import FilterPool, GraderPool
 from slime_rl.rollout.address import Address
 from slime_rl.rollout.engine_http import EngineHttp
 from slime_rl.rollout.evaluation import Evaluation, evaluate
@@ -60,6 +62,7 @@ class WorkerActor:
         self._renderer = Renderer(config.model, config.data)
         self._prompts = load_selected(config.data, self._around.selection)
         self._reward = await self._stack.enter_async_context(GraderPool(config.reward, log=self._grader_log))
+        self._filters = [await self._filter(name) for name in config.loop.filters]
 
     async def produce(self) -> None:
         """Fill slots until no prompt remains."""
@@ -88,6 +91,7 @@ class WorkerActor:
                 partials=buffer,
                 program=self._program(config.sampling, "train", segment_tokens=config.rollout.segment_tokens),
                 reward=self._reward,
+                filters=self._filters,
                 episodes=asyncio.Semaphore(self._max_episodes(pacing)),
             )
         )
@@ -103,6 +107,12 @@ class WorkerActor:
         prompts = load_held_out(evaluation, config.data.columns)
         return await evaluate(prompts, program, self._reward, evaluation=evaluation)
 
+    async def _filter(self, name: str) -> Filter:
+        if name in BUILT_IN:
+            return BuiltIn(name)
+        pool = FilterPool(name, timeout_s=self._config.loop.filter_timeout_s, log=self._grader_log)
+        return await self._stack.enter_async_context(pool)
+
     def _program(
         self,
         sampling: SamplingConfig,
@@ -117,6 +127,8 @@ class WorkerActor:
             sampling=sampling,
             segment_tokens=segment_tokens,
             seeds=Seeds(run.seed, purpose) if run.deterministic else None,
+            max_attempts=self._config.loop.max_attempts,
+            may_be_short=purpose == "train" and self._config.loop.allow_smaller_groups,
         )
 
     def _max_episodes(self, pacing: Pacing) -> int:

@@ -13,6 +13,8 @@ from slime_rl.config import Config
 from slime_rl.errors import ConfigError, DataError
 from slime_rl.journal.folder import check_unused
 from slime_rl.launch.selection import NUM_RENDERED, select_rows
+from slime_rl.rewards.filters import BUILT_IN, check_filter
+from slime_rl.rewards.functions import FILTER, REWARD
 from slime_rl.rewards.trial import check_loads
 from slime_rl.rollout.arguments import check_sglang_arguments
 from slime_rl.rollout.model_folder import check_tokenizer
@@ -69,7 +71,11 @@ def check_evaluation(config: Config) -> Inputs:
     config.buffer.find_url()
     packing_of(config.buffer, run_id="preflight")
     check_sglang_arguments(config.rollout.sglang, deterministic=config.run.deterministic)
-    check_loads(config.reward.function, timeout_s=REWARD_TIMEOUT_S)
+    check_loads(REWARD, config.reward.function, timeout_s=REWARD_TIMEOUT_S)
+    for name in config.loop.filters:
+        check_filter(name)
+        if name not in BUILT_IN:
+            check_loads(FILTER, name, timeout_s=REWARD_TIMEOUT_S)
     return _read(config)
 
 

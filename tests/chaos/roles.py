@@ -28,6 +28,7 @@ from slime_rl.config import BufferConfig, LoopConfig
 from slime_rl.errors import TrainerError
 from slime_rl.interfaces import Drafts
 from slime_rl.journal.checkpoints import Checkpoint, Checkpoints
+from slime_rl.rewards.filters import BuiltIn
 from slime_rl.rollout.segments import by_sample, join
 from slime_rl.types import Finish, Prompt, Sample, Segment, Span, StepReport, Version
 
@@ -62,7 +63,7 @@ def loop_config(setting: Setting) -> LoopConfig:
         max_lag=pacing["max_lag"],
         samples_per_prompt=NUM_SAMPLES,
         lease_s=pacing["lease_s"],
-        drop_equal_rewards=True,
+        filters=("equal_rewards",),
     )
 
 
@@ -109,6 +110,7 @@ async def _work(setting: Setting, name: str) -> None:
         partials=buffer,
         program=program,
         reward=reward,  # pyright: ignore[reportArgumentType]
+        filters=[BuiltIn(name) for name in loop_config(setting).filters],
         episodes=asyncio.Semaphore(2),
     )
     await loop.produce(worker)

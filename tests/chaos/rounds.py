@@ -178,7 +178,7 @@ def check(outcome: Outcome, *, max_lag: int) -> None:
     assert by_prompt.keys() == expected
     assert sorted(trained) == sorted((p, s, by_prompt[p]) for p in expected for s in range(roles.NUM_SAMPLES))
     assert [row["step"] for row in outcome.trained] == [step for step in range(STEPS) for _ in range(2)]
-    assert outcome.dropped == {"equal rewards": 1}
+    assert outcome.dropped == {"equal rewards, none above 0": 1}
     assert all(row["step"] - row["oldest"] <= max_lag for row in outcome.trained)
     if not any(arm.forget for arm in outcome.arms):
         taken: dict[int, Any] = {}

@@ -148,7 +148,7 @@ def check_export(folder: Path) -> None:
 
 
 def test_two_deterministic_runs_end_with_the_same_bits(config, tmp_path):
-    config["loop"]["drop_equal_rewards"] = True
+    config["loop"]["filters"] = ["equal_rewards"]
     config["evaluation"]["every"] = 1
     ends = []
     for name in ("first", "second"):
@@ -160,7 +160,7 @@ def test_two_deterministic_runs_end_with_the_same_bits(config, tmp_path):
 
 
 def test_a_run_that_was_killed_three_times_ends_with_the_bits_of_one_that_was_not(config, tmp_path):
-    config["loop"] |= {"steps": 20, "groups_per_step": 4, "drop_equal_rewards": True}
+    config["loop"] |= {"steps": 20, "groups_per_step": 4, "filters": ["equal_rewards"]}
     config["checkpoint"]["every"] = 3
     config["evaluation"]["every"] = 10
     config["run"] = {"folder": str(tmp_path / "undisturbed"), "deterministic": True}
@@ -199,7 +199,7 @@ def test_an_asynchronous_run_is_stale_but_never_beyond_the_bound(config):
 
 def test_data_that_end_end_the_run_with_a_smaller_step_and_a_last_score(config):
     config["data"]["max_epochs"] = 1
-    config["loop"] |= {"steps": 100, "groups_per_step": 32, "drop_equal_rewards": True}
+    config["loop"] |= {"steps": 100, "groups_per_step": 32, "filters": ["equal_rewards"]}
     completed(config)
     folder = Path(config["run"]["folder"])
     rows, summary = metrics_of(config), json.loads((folder / "summary.json").read_text())

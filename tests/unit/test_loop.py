@@ -12,8 +12,9 @@ from slime_rl.buffer.memory import MemoryBuffer
 from slime_rl.buffer.pacing import Pacing
 from slime_rl.buffer.snapshot import decode_snapshot
 from slime_rl.config import LoopConfig
-from slime_rl.errors import DropError, EngineError, RewardError, TrainerError
+from slime_rl.errors import DropError, EngineError, FilterError, RewardError, TrainerError
 from slime_rl.loop import Driver, Worker, begin, consume, produce
+from slime_rl.rewards.filters import BuiltIn
 from slime_rl.types import Finish, Prompt, Sample, Segment, Span, StepReport, Version
 
 NUM_PROMPTS = 7
@@ -129,6 +130,7 @@ def make_run(
         partials=buffer,
         program=engines,
         reward=reward,
+        filters=[BuiltIn(name) for name in config.filters],
         episodes=asyncio.Semaphore(8),
     )
     driver = Driver(config=config, steps=buffer, trainer=trainer, observe=observe, save_every=2)
@@ -200,13 +202,46 @@ async def test_groups_whose_rewards_are_equal_are_dropped_counted_and_replaced()
         scored = await by_parity(prompt, samples)
         return [replace(s, reward=1.0) for s in scored] if prompt.index == 3 else scored
 
-    worker, driver, buffer, _, trainer = make_run(reward=all_right, drop_equal_rewards=True, steps=7)
+    worker, driver, buffer, _, trainer = make_run(reward=all_right, filters=("equal_rewards",), steps=7)
     await run_to_the_end(worker, driver, buffer)
     prompts = {buffer.pacing.prompt_index(id) for step in trainer.trained for id in step}
     assert 3 not in prompts
     status = await buffer.status()
-    assert status.dropped["equal rewards"] >= 2
+    assert status.dropped["equal rewards above 0"] >= 2
     assert status.requeued == {}
+
+
+async def test_the_first_filter_that_drops_a_group_gives_the_reason_and_a_failing_one_costs_an_attempt():
+    async def drops_two(prompt, samples):
+        return "number two" if prompt.index == 2 else None
+
+    async def fails_on_three(prompt, samples):
+        if prompt.index == 3:
+            raise FilterError("no verdict")
+        return "number two, again" if prompt.index == 2 else None
+
+    worker, driver, buffer, _, trainer = make_run(steps=7, max_epochs=1)
+    worker = replace(worker, filters=[drops_two, fails_on_three])
+    await run_to_the_end(worker, driver, buffer)
+    status = await buffer.status()
+    assert status.dropped == {"number two": 1, "FilterError": 1}
+    assert status.requeued == {"FilterError": 2}
+    assert sum(map(len, trainer.trained)) == NUM_PROMPTS - 2
+
+
+async def test_a_reward_that_failed_once_is_asked_again_for_the_same_samples():
+    asked = []
+
+    async def fails_first(prompt, samples):
+        asked.append((prompt.index, id(samples)))
+        if asked.count(asked[-1]) == 1 and prompt.index == 3:
+            raise RewardError("busy")
+        return await by_parity(prompt, samples)
+
+    worker, driver, buffer, _, _ = make_run(reward=fails_first, steps=3, max_epochs=1)
+    await run_to_the_end(worker, driver, buffer)
+    assert (await buffer.status()).requeued == {}
+    assert len(asked) == len(set(asked)) + 1
 
 
 async def test_a_reward_that_always_fails_costs_its_prompt_after_bounded_attempts():
@@ -222,7 +257,7 @@ async def test_a_reward_that_always_fails_costs_its_prompt_after_bounded_attempt
     assert status.requeued == {"RewardError": 2}
 
 
-@pytest.mark.parametrize("loop", [{"drop_equal_rewards": True}, {"max_attempts": 1}])
+@pytest.mark.parametrize("loop", [{"filters": ["equal_rewards"]}, {"max_attempts": 1}])
 async def test_a_run_in_which_every_group_is_dropped_ends_with_the_reasons(loop):
     async def useless(prompt, samples):
         if "max_attempts" in loop:
@@ -232,7 +267,7 @@ async def test_a_run_in_which_every_group_is_dropped_ends_with_the_reasons(loop)
     worker, driver, buffer, _, _ = make_run(reward=useless, max_dropped_per_step=20, **loop)
     with pytest.raises(ExceptionGroup) as caught:
         await run_to_the_end(worker, driver, buffer)
-    reason = "RewardError" if "max_attempts" in loop else "equal rewards"
+    reason = "RewardError" if "max_attempts" in loop else "equal rewards above 0"
     assert caught.group_contains(
         DropError, match=rf"step 0 is not full after \d+ groups were dropped \({reason}: \d+\)"
     )

@@ -10,7 +10,7 @@ from slime_rl.buffer.dataset import load_prompts
 from slime_rl.config import ColumnsConfig, RewardConfig
 from slime_rl.errors import ConfigError, RewardError
 from slime_rl.rewards.exact_match import exact_match
-from slime_rl.rewards.functions import Answer, check_reward, to_scores
+from slime_rl.rewards.functions import REWARD, Answer, check_function, to_scores
 from slime_rl.rewards.pool import GraderPool
 from slime_rl.rewards.trial import check_loads
 from slime_rl.rewards.wire import HEADER_BYTES, frame, unframe
@@ -256,14 +256,14 @@ def test_a_file_that_does_not_load_is_a_mistake_told_in_one_line(tmp_path, no_pr
     path = write_reward(tmp_path, f"{body}\ndef reward(prompt, sample): return 1.0")
     timeout_s = 2.0 if "sleep" in body else HANG_S
     with pytest.raises(ConfigError, match=rf"^reward\.function must load {message}, got '.*rewards\.py:reward'$"):
-        check_loads(f"{path}:reward", timeout_s=timeout_s)
+        check_loads(REWARD, f"{path}:reward", timeout_s=timeout_s)
 
 
 @pytest.mark.slow
 def test_a_file_that_loads_is_accepted(tmp_path, no_process_left):
     path = write_reward(tmp_path, "print('hello')\ndef reward(prompt, sample): return 1.0")
-    check_loads(f"{path}:reward", timeout_s=HANG_S)
-    check_loads("exact_match", timeout_s=HANG_S)
+    check_loads(REWARD, f"{path}:reward", timeout_s=HANG_S)
+    check_loads(REWARD, "exact_match", timeout_s=HANG_S)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_file_that_loads_is_accepted(tmp_path, no_process_left):
 def test_a_name_that_is_no_reward_is_refused_without_running_code(tmp_path, name, message):
     path = write_reward(tmp_path, "raise SystemExit\ndef reward(prompt, sample): ...\ndef alone(prompt): ...")
     with pytest.raises(ConfigError, match=message):
-        check_reward(name.format(path=path))
+        check_function(REWARD, name.format(path=path))
 
 
 def test_scores_may_be_any_kind_of_number():

@@ -82,6 +82,47 @@ async def test_one_aborted_sample_fails_its_group():
         await program_of(http)(Prompt(index=4, text="x"), num_samples=3, temperature=1.0)
 
 
+class AbortingHttp(FakeHttp):
+    """Aborts so many of the samples that it is asked for, the last ones, in each of its first requests."""
+
+    def __init__(self, *num_aborted):
+        super().__init__()
+        self.num_aborted = list(num_aborted)
+
+    async def generate(self, prompt, *, num_samples, **settings):
+        found = await super().generate(prompt, num_samples=num_samples, **settings)
+        aborted = self.num_aborted.pop(0) if self.num_aborted else 0
+        return [*found[: num_samples - aborted], *[self.completion(len(prompt), Finish.ABORT)] * aborted]
+
+
+def patient_program(http, **options):
+    return SingleTurn(http=http, renderer=FakeRendering(), sampling=SamplingConfig(), max_attempts=3, **options)
+
+
+async def test_aborted_samples_are_asked_for_again_alone():
+    http = AbortingHttp(2, 1)
+    samples = await patient_program(http)(Prompt(index=4, text="x"), num_samples=4, temperature=1.0)
+    assert [sample.index for sample in samples] == [0, 1, 2, 3]
+    assert [num_samples for _, num_samples, _ in http.asked] == [4, 2, 1]
+
+
+@pytest.mark.parametrize("may_be_short", [False, True])
+async def test_a_group_that_stays_short_is_an_error_unless_it_may_be_trained_smaller(may_be_short):
+    program = patient_program(AbortingHttp(2, 1, 1), may_be_short=may_be_short)
+    if may_be_short:
+        samples = await program(Prompt(index=4, text="x"), num_samples=4, temperature=1.0)
+        assert [sample.index for sample in samples] == [0, 1, 2]
+    else:
+        with pytest.raises(EngineError, match="engine 0 aborted 1 of 4 samples of prompt 4"):
+            await program(Prompt(index=4, text="x"), num_samples=4, temperature=1.0)
+
+
+async def test_a_single_sample_is_no_smaller_group():
+    program = patient_program(AbortingHttp(3, 3, 3), may_be_short=True)
+    with pytest.raises(EngineError, match="aborted 3 of 4 samples"):
+        await program(Prompt(index=4, text="x"), num_samples=4, temperature=1.0)
+
+
 class FakeDrafts:
     """Keeps the parts of samples in memory, after letting others run."""
 

@@ -9,7 +9,7 @@ import pytest
 from slime_rl.config import ObjectiveConfig
 from slime_rl.errors import TrainerError
 from slime_rl.trainer.report import Totals
-from slime_rl.trainer.samples import group_totals, trained_samples, without_stale
+from slime_rl.trainer.samples import group_totals, trained_samples, without_stale, without_truncated
 from slime_rl.types import Finish, Group, Sample, Span, Version
 
 GRPO, SFT = ObjectiveConfig(), ObjectiveConfig(loss="sft")
@@ -50,6 +50,14 @@ def test_tokens_before_the_bound_leave_the_loss():
     assert (cut.advantage, cut.sample.num_trained) == (first.advantage, 1)
     [none] = without_stale(items, oldest=Version(6))
     assert none.sample.num_trained == 0
+
+
+def test_truncated_samples_leave_the_loss_and_keep_their_advantages():
+    samples = trained_samples([group(3, 1.0, 0.0)], GRPO)
+    cut = replace(samples[1].sample, finish=Finish.LENGTH, logprobs=-np.ones(4, "f4"))
+    whole, masked = without_truncated([samples[0], replace(samples[1], sample=cut)])
+    assert whole is samples[0]
+    assert (masked.advantage, masked.sample.num_trained, masked.sample.logprobs.any()) == (-0.5, 0, False)
 
 
 def test_supervised_samples_need_no_reward():
