@@ -9,7 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from bench import phases, sampling, training
+from bench import deterministic, phases, sampling, training
 from slime_rl.demo.model import write_model
 from slime_rl.demo.problems import split_problems, write_data
 
@@ -23,6 +23,7 @@ def main() -> None:
         results = {
             "training_vs_hf": training.compare(root),
             "sampling_vs_engine": sampling.compare(root),
+            "deterministic_vs_ordinary_seconds": deterministic.compare(root),
             "phase_shares": phases.measure(root),
         }
     print(json.dumps(results))

@@ -17,7 +17,7 @@ from chaos.rounds import Round, check, context
 from slime_rl.buffer.server import EmbeddedServer
 
 MOST_ARMS = 4
-LATEST = 8
+LATEST = 4
 FORGETS = 0.1
 
 

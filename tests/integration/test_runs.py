@@ -197,15 +197,18 @@ def test_an_asynchronous_run_is_stale_but_never_beyond_the_bound(config):
     assert all(row["logprob_abs_diff"] < 3e-5 for row in metrics_of(config))
 
 
-def test_data_that_end_end_the_run_with_a_smaller_step_and_a_last_score(config):
+def test_data_that_end_end_the_run_with_a_smaller_step_and_a_last_score(config, tmp_path):
     config["data"]["max_epochs"] = 1
-    config["loop"] |= {"steps": 100, "groups_per_step": 32, "filters": ["equal_rewards"]}
+    (tmp_path / "mine.py").write_text("def keep(prompt, samples):\n    return prompt.text[0] != '3' or 'threes'\n")
+    filters = [f"{tmp_path / 'mine.py'}:keep", "equal_rewards"]
+    config["loop"] |= {"steps": 100, "groups_per_step": 32, "filters": filters}
     completed(config)
     folder = Path(config["run"]["folder"])
     rows, summary = metrics_of(config), json.loads((folder / "summary.json").read_text())
     assert len(rows) == 2
     trained = sum(row["num_groups"] for row in rows)
     assert trained + sum(summary["dropped"].values()) == 50
+    assert summary["dropped"]["threes"] == 8
     assert [json.loads(line)["version"] for line in (folder / "events.jsonl").read_text().splitlines()] == [0, 2]
 
 
