@@ -113,7 +113,7 @@ class GroupBuffer(ABC):
         """Delete the groups of the steps up to `step`; see `Steps.commit`."""
         if (await self._ask("commit", step))["verdict"] == "early":
             raise never_published(f"step {step} cannot be committed", step + 1)
-        await self._sweep_blobs()
+        await self.sweep()
 
     async def snapshot(self, version: Version) -> bytes:
         """What a checkpoint of `version` must hold of the buffer, for `resume` (snapshot.py); StoreError if it is not
@@ -198,8 +198,8 @@ class GroupBuffer(ABC):
     async def _survey(self) -> Survey:
         return survey_of(await self._ask("survey", NUM_NAMED))
 
-    async def _sweep_blobs(self) -> None:
-        """Delete the blobs of groups that are over."""
+    async def sweep(self) -> None:
+        """Delete the blobs of groups that are over, as each commit does; for when no worker is left to come late."""
         if self.packing.blobs is not None:
             await sweep(self.packing.blobs, self._known)
 

@@ -24,7 +24,13 @@ class Packing:
         """The payload of a group whose blob is durable; writing that leaves the event loop free. See `codec.encode`."""
         if self.blobs is None or not any(sample.arrays for sample in group.samples):
             return self._encode(group)
-        return await asyncio.to_thread(self._encode, group)
+        writing = asyncio.create_task(asyncio.to_thread(self._encode, group))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.gather(writing, return_exceptions=True)  # a thread goes on
+            await self.forget(group)
+            raise
 
     async def forget(self, group: Group) -> None:
         """Delete the blob of an attempt that came to nothing, if it has one."""

@@ -160,7 +160,7 @@ class RedisBuffer(GroupBuffer):
             )
             packed = msgpack.packb(dataclasses.asdict(snapshot))
             await self._run("restore", *NO_INCARNATION, snapshot.version, packed, *claims)
-        await self._sweep_blobs()
+        await self.sweep()
 
     def _check_kept(self, stored: Mapping[str, Any]) -> None:
         for name, ours in self.pacing.kept.items():

@@ -82,6 +82,7 @@ async def _train(config: Config, folder: RunFolder, inputs: Inputs, resumed: Res
             save_every=config.checkpoint.every,
         )
         await _drive(driver, observer, folder, parts)
+        await parts.buffer.sweep()
         summary = await observer.summarise()
     report.show(summary, observer.rows, folder)
     return summary

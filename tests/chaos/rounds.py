@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import redis
 from chaos import roles
 from chaos.points import Arm, Setting
 
+from slime_rl.buffer.redis_buffer import RedisBuffer
 from slime_rl.buffer.server import EmbeddedServer
 
 NUM_WORKERS = 2
@@ -153,6 +155,7 @@ class Round:
         newest = roles.checkpoints_of(self._setting).newest()
         assert newest is not None
         assert newest.version == done["version"] == STEPS
+        asyncio.run(_sweep(self._setting, run_id))
         with redis.Redis.from_url(self._setting.url) as client:
             keys = [key.decode() for key in client.scan_iter(f"*{run_id}*")]
         blobs = [path.name for path in (self._folder / "blobs").rglob("*") if path.is_file()]
@@ -195,6 +198,13 @@ def server_pid(server: EmbeddedServer) -> int:
     assert server._watcher is not None
     [process] = psutil.Process(server._watcher.pid).children()
     return process.pid
+
+
+async def _sweep(setting: Setting, run_id: str) -> None:
+    """What a run does at its end, when no worker is left."""
+    buffer = await RedisBuffer.join(roles.endpoint_of(setting), run_id)
+    await buffer.sweep()
+    await buffer.close()
 
 
 def _stands_still(process: BaseProcess) -> bool:

@@ -1,10 +1,13 @@
 """Groups with large extra arrays, whose blobs live and end with them."""
 
+import asyncio
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from slime_rl.buffer.blobs import FolderBlobs
 from slime_rl.buffer.endpoint import Endpoint
 from slime_rl.buffer.intake import group_of
 from slime_rl.buffer.memory import MemoryBuffer
@@ -115,6 +118,29 @@ async def test_a_fenced_fill_harms_nobody_and_takes_its_blob_away(bench, samples
     await buffer.publish(Version(1))
     await buffer.commit(0)
     assert bench.names == []
+
+
+async def test_a_fill_that_is_cancelled_leaves_no_blob(bench, samples, monkeypatch):
+    buffer = await bench.open()
+    reservation = await buffer.reserve("w")
+    began, goes_on = threading.Event(), threading.Event()
+    put = FolderBlobs.put
+
+    def slow_put(self, name, parts):
+        began.set()
+        assert goes_on.wait(10)
+        put(self, name, parts)
+
+    monkeypatch.setattr(FolderBlobs, "put", slow_put)
+    filling = asyncio.create_task(buffer.fill(reservation, samples(reservation)))
+    assert await asyncio.to_thread(began.wait, 10)
+    filling.cancel()
+    await asyncio.sleep(0.01)
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await filling
+    assert bench.names == []
+    assert (await buffer.status()).states["reserved"] == 1
 
 
 async def test_a_repeated_fill_with_other_samples_changes_nothing(bench, samples):

@@ -283,6 +283,18 @@ def test_a_killed_driver_leaves_no_process(config):
     wait_until_ended(processes, END_S)
 
 
+def test_a_run_goes_on_when_its_server_is_killed(config):
+    config["loop"] |= {"steps": 12, "max_lag": 1}
+    with started(config) as process:
+        wait_for_first_step(config, process)
+        [server] = [p for p in family(process.pid) if p.name() in ("valkey-server", "redis-server")]
+        server.kill()
+        printed, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, printed
+    assert [row["step"] for row in metrics_of(config)] == [*range(1, 13)]
+    assert "restart 1 of" in (Path(config["run"]["folder"]) / "logs" / "redis.log").read_text()
+
+
 @pytest.mark.parametrize("victim", ["engine 0", "rollout worker 0", "trainer rank 0"])
 def test_a_killed_part_ends_the_run_with_its_name(config, victim):
     config["loop"]["steps"] = 10_000
