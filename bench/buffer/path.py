@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 import redis.asyncio
+import uvloop
 
 from bench.buffer.setting import Server, pacing_for, raw_bytes, sampled_by, samples_of, show
 from slime_rl.buffer.codec import encode
@@ -48,9 +49,10 @@ def compare(server: Server) -> dict[str, Any]:
     """The medians of rounds in which each side moves one step's groups, each first in every second round.
 
     `alone` is one caller that does one thing after another, `together` as many callers as groups. The bare side stores
-    bytes that were made before; ours makes them, and makes groups of them again.
+    bytes that were made before; ours makes them, and makes groups of them again. Both run on the event loop that Ray
+    gives its actors.
     """
-    benches = [asyncio.run(_measure(server, num_bytes)) for num_bytes in STEPS]
+    benches = [uvloop.run(_measure(server, num_bytes)) for num_bytes in STEPS]
     rows = [_row(bench, mode) for mode in ("alone", "together") for bench in benches]
     columns = "callers", "sample", "groups/s", "MB/s", "bare groups/s", "bare MB/s", "ratio", "payload/raw"
     show(
