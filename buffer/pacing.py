@@ -16,6 +16,7 @@ MAX_STEPS = 2**20 - 1
 
 FROZEN = {
     "groups_per_step": "loop.groups_per_step",
+    "samples_per_prompt": "loop.samples_per_prompt",
     "max_lag": "loop.max_lag",
     "surplus": "rollout.oversample",
     "num_prompts": "data",
@@ -30,6 +31,7 @@ FROZEN = {
 class Pacing:
     """The numbers of one run that every process at its buffer must agree on.
 
+    Durable parts are of `samples_per_prompt` samples.
     `num_steps` and `num_prompts` are the steps of the whole run and the rows of the data set; `max_epochs` None repeats
     the data for as long as steps are left. `surplus` groups more than the staleness bound has slots for may be
     generated; what is left of them when it is due is shed. A lease ends `lease_s` after its last heartbeat. An `assign`
@@ -39,6 +41,7 @@ class Pacing:
 
     run_id: str
     groups_per_step: int
+    samples_per_prompt: int
     max_lag: int
     num_steps: int
     num_prompts: int
@@ -118,6 +121,7 @@ def pacing_of(config: Config, *, run_id: str, num_prompts: int, sources: tuple[S
     return Pacing(
         run_id=run_id,
         groups_per_step=loop.groups_per_step,
+        samples_per_prompt=loop.samples_per_prompt,
         max_lag=loop.max_lag,
         num_steps=loop.steps,
         num_prompts=num_prompts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from slime_rl.interfaces import Drafts
 from slime_rl.rollout.engine_http import Completion, EngineHttp
 from slime_rl.rollout.seeds import NO_GROUP, Seeds
 from slime_rl.rollout.segments import by_sample, join
-from slime_rl.types import Finish, Prompt, Sample, Segment, Span
+from slime_rl.types import SMALLEST_GROUP, Finish, Prompt, Sample, Segment, Span
 
 
 class Rendering(Protocol):
@@ -29,8 +30,7 @@ class Rendering(Protocol):
     def decode(self, tokens: NDArray[np.int32]) -> str: ...
 
 
-SMALLEST_GROUP = 2
-"""Fewer samples have nothing to be compared with."""
+log = logging.getLogger(__name__)
 
 
 class SingleTurn:
@@ -39,8 +39,8 @@ class SingleTurn:
     An answer that may be longer than `segment_tokens` is asked for in parts of that length, each of which is durable
     before the next one is asked for. With `seeds` every sample is a request with a seed of its own, whole in one part.
 
-    A sample that was aborted is asked for again alone, `max_attempts` times in all. A group that stays short of some is
-    an error, unless it `may_be_short` and has SMALLEST_GROUP left.
+    A sample that was aborted, or failed in its parts, is asked for again alone, `max_attempts` times in all. A group
+    that stays short of some is an error, unless it `may_be_short` and has SMALLEST_GROUP left.
     """
 
     def __init__(
@@ -87,10 +87,18 @@ class SingleTurn:
             aborted = [i for i, completion in enumerate(completions) if completion.finish is Finish.ABORT]
             if not aborted:
                 break
-            again = await self._generate(tokens, len(aborted), temperature, self._max_new_tokens)
-            for i, completion in zip(aborted, again, strict=True):
+            log.warning("%d of %d samples were aborted and are asked for again", len(aborted), num_samples)
+            for i, completion in zip(aborted, await self._again(tokens, len(aborted), temperature), strict=False):
                 completions[i] = completion
         return completions
+
+    async def _again(self, tokens: list[int], num_samples: int, temperature: float) -> list[Completion]:
+        """So many completions, or none where the request fails: it must not cost the ones that are there."""
+        try:
+            return await self._generate(tokens, num_samples, temperature, self._max_new_tokens)
+        except EngineError as fault:
+            log.warning("%d samples could not be asked for again: %s", num_samples, fault)
+            return []
 
     async def _seeded(self, tokens: list[int], seeds: list[int], temperature: float) -> list[Completion]:
         """A completion for each seed, one after the other."""
@@ -115,12 +123,25 @@ class SingleTurn:
     async def _in_parts(self, prompt: list[int], num_samples: int, temperature: float, drafts: Drafts) -> list[Sample]:
         """Every sample by itself, from where its parts end; one that fails lets the others come to their ends."""
         earlier = by_sample(await drafts.segments(), num_samples)
-        tasks = [self._finish(i, prompt, parts, temperature, drafts) for i, parts in enumerate(earlier)]
+        tasks = [self._persist(i, prompt, parts, temperature, drafts) for i, parts in enumerate(earlier)]
         results = await asyncio.gather(*tasks, return_exceptions=True)
+        whole = [result for result in results if isinstance(result, Sample)]
+        may_be_short = self._may_be_short and len(whole) >= SMALLEST_GROUP
         for result in results:
-            if isinstance(result, BaseException):
+            if isinstance(result, BaseException) and not (may_be_short and isinstance(result, EngineError)):
                 raise result
-        return [result for result in results if isinstance(result, Sample)]
+        return whole
+
+    async def _persist(
+        self, index: int, prompt: list[int], parts: list[Segment], temperature: float, drafts: Drafts
+    ) -> Sample:
+        """A sample by itself, gone on with after each failure from the parts it has by then."""
+        for _ in range(self._max_attempts - 1):
+            try:
+                return await self._finish(index, prompt, parts, temperature, drafts)
+            except EngineError as fault:
+                log.warning("sample %d is gone on with after %d parts: %s", index, len(parts), fault)
+        return await self._finish(index, prompt, parts, temperature, drafts)
 
     async def _finish(
         self, index: int, prompt: list[int], parts: list[Segment], temperature: float, drafts: Drafts

@@ -20,6 +20,9 @@ Message = Mapping[str, Any]
 """One chat message: `role` and `content`."""
 
 
+SMALLEST_GROUP = 2
+"""Fewer trajectories have nothing to be compared with."""
+
 NOTHING_RIGHT = "equal rewards, none above 0"
 ALL_ALIKE = "equal rewards above 0"
 TRUNCATED = "all samples truncated"

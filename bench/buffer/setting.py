@@ -48,6 +48,7 @@ def pacing_for(run_id: str, *, groups_per_step: int, max_lag: int) -> Pacing:
     return Pacing(
         run_id=run_id,
         groups_per_step=groups_per_step,
+        samples_per_prompt=1,
         max_lag=max_lag,
         num_steps=2**19,
         num_prompts=1000,

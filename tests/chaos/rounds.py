@@ -29,6 +29,7 @@ PAUSE_S = 0.4
 STEPS = 5
 PACING = {
     "groups_per_step": 2,
+    "samples_per_prompt": roles.NUM_SAMPLES,
     "num_steps": STEPS,
     "num_prompts": 2 * STEPS + 1,
     "max_epochs": 1,

@@ -27,6 +27,7 @@ def make_pacing(**changes):
     values = {
         "run_id": next(RUN_IDS),
         "groups_per_step": 2,
+        "samples_per_prompt": 2,
         "max_lag": 0,
         "num_steps": 100,
         "num_prompts": 10,

@@ -203,6 +203,9 @@ async def test_what_a_resumed_run_must_keep_is_checked(on_server, pacing):
     snapshot = decode_snapshot(await buffer.snapshot(0), name="snapshot")
     with pytest.raises(ConfigError, match=r"^loop\.max_lag must stay as the run began, with max_lag 1, got 2$"):
         await RedisBuffer.resume(on_server.url, replace(buffer.pacing, max_lag=2), snapshot)
+    fewer = replace(buffer.pacing, samples_per_prompt=1)
+    with pytest.raises(ConfigError, match=r"^loop\.samples_per_prompt must stay as .*_prompt 2, got 1$"):
+        await RedisBuffer.resume(on_server.url, fewer, snapshot)
     other = replace(buffer.pacing, sources=(Source(10, 1.0, "other"),))
     with pytest.raises(ConfigError, match=r"^data must stay as the run began, with sources \[\], got \[{'size': 10,"):
         await RedisBuffer.resume(on_server.url, other, snapshot)

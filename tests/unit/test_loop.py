@@ -107,6 +107,7 @@ def make_run(
     pacing = Pacing(
         run_id="test",
         groups_per_step=config.groups_per_step,
+        samples_per_prompt=config.samples_per_prompt,
         max_lag=max_lag,
         num_steps=steps,
         num_prompts=NUM_PROMPTS,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slime_rl.config import EvaluationConfig, SamplingConfig
-from slime_rl.errors import DataError, EngineError, RewardError
+from slime_rl.errors import DataError, EngineError, FencedError, RewardError
 from slime_rl.rollout.address import Address, Keys
 from slime_rl.rollout.engine_http import Completion
 from slime_rl.rollout.evaluation import evaluate
@@ -123,6 +123,23 @@ async def test_a_single_sample_is_no_smaller_group():
         await program(Prompt(index=4, text="x"), num_samples=4, temperature=1.0)
 
 
+class DyingHttp(AbortingHttp):
+    """Fails the second request."""
+
+    async def generate(self, prompt, *, num_samples, **settings):
+        found = await super().generate(prompt, num_samples=num_samples, **settings)
+        if len(self.asked) == 2:
+            raise EngineError("engine 0 died")
+        return found
+
+
+async def test_samples_that_are_there_outlive_a_request_for_the_others_that_fails():
+    http = DyingHttp(2)
+    samples = await patient_program(http)(Prompt(index=4, text="x"), num_samples=4, temperature=1.0)
+    assert [sample.index for sample in samples] == [0, 1, 2, 3]
+    assert [num_samples for _, num_samples, _ in http.asked] == [4, 2, 2]
+
+
 class FakeDrafts:
     """Keeps the parts of samples in memory, after letting others run."""
 
@@ -169,8 +186,15 @@ class CountingHttp(FakeHttp):
         ]
 
 
-def in_parts(http, **sampling):
-    return SingleTurn(http=http, renderer=FakeRendering(), sampling=SamplingConfig(**sampling), segment_tokens=2)
+def in_parts(http, *, max_attempts=1, may_be_short=False, **sampling):
+    return SingleTurn(
+        http=http,
+        renderer=FakeRendering(),
+        sampling=SamplingConfig(**sampling),
+        segment_tokens=2,
+        max_attempts=max_attempts,
+        may_be_short=may_be_short,
+    )
 
 
 async def test_a_long_answer_is_sampled_in_durable_parts():
@@ -230,6 +254,42 @@ async def test_a_sample_that_fails_lets_the_others_come_to_their_ends():
             Prompt(index=0, text="xy"), num_samples=2, temperature=0.7, drafts=drafts
         )
     assert [part.index for part in drafts.kept if part.finish is not None] == [1]
+
+
+@pytest.mark.parametrize("fault", [{"fails_after": 12}, {"aborts_after": 10}])
+async def test_a_sample_that_fails_in_its_parts_is_gone_on_with_alone(fault):
+    http, drafts = CountingHttp(**fault), FakeDrafts()
+    samples = await in_parts(http, max_attempts=2)(
+        Prompt(index=0, text="xy"), num_samples=3, temperature=0.7, drafts=drafts
+    )
+    assert [sample.tokens.tolist()[2:] for sample in samples] == [[2, 3, 4, 5, 6, 7, 8]] * 3
+    assert http.num_written == 21
+
+
+@pytest.mark.parametrize("num_samples", [2, 3])
+async def test_a_group_in_parts_may_be_short_of_one_but_is_never_a_single_sample(num_samples):
+    program = in_parts(CountingHttp(fails_after=12), may_be_short=True)
+    asked = program(Prompt(index=0, text="xy"), num_samples=num_samples, temperature=0.7, drafts=FakeDrafts())
+    if num_samples == 3:
+        assert len(await asked) == 2
+    else:
+        with pytest.raises(EngineError, match="engine 0 died"):
+            await asked
+
+
+class LostDrafts(FakeDrafts):
+    """Another holder has the group."""
+
+    async def extend(self, segment):
+        if segment.index == 0:
+            raise FencedError("held by another")
+        await super().extend(segment)
+
+
+async def test_a_group_that_another_holds_is_given_up_however_short_it_may_be():
+    program = in_parts(CountingHttp(), max_attempts=3, may_be_short=True)
+    with pytest.raises(FencedError):
+        await program(Prompt(index=0, text="xy"), num_samples=3, temperature=0.7, drafts=LostDrafts())
 
 
 def seeded(http):
