@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from slime_rl.errors import ConfigError, FilterError, RewardError
@@ -55,20 +57,36 @@ def reason(error: BaseException) -> str:
 
 
 def answer(function: UserFunction, request: dict[str, Any]) -> dict[str, Any]:
-    """Grade or filter one request; whatever the user's code raises becomes an error with its last line of code."""
+    """Grade or filter one request; a sample that cannot be graded by itself has an error in place of its score."""
     prompt = to_prompt(request["prompt"])
     samples = [Answer(**sample) for sample in request["samples"]]
+    if function.kind is FILTER:
+        return attempt(function, lambda: {"reason": to_reason(function.name, call(function, prompt, samples))})
+    if function.takes_group:
+        return attempt(function, lambda: {"scores": grades(function, call(function, prompt, samples), len(samples))})
+    return {"scores": [attempt(function, partial(grade, function, prompt, sample)) for sample in samples]}
+
+
+def attempt(function: UserFunction, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `act` returns; whatever the user's code raises becomes an error with its last line of code."""
     try:
-        if function.kind is FILTER:
-            return {"reason": to_reason(function.name, resolve(function.call(prompt, samples)))}
-        values = call(function, prompt, samples)
-        scores = to_scores(function.name, values, expected=len(samples))
+        return act()
     except (RewardError, FilterError) as error:
         return {"error": str(error)}
     except Exception as error:  # noqa: BLE001  the outermost frame around a user's code
         where = traceback.extract_tb(error.__traceback__)[-1]
         return {"error": f"{function.kind.word} {function.name} raised {error!r} at {where.filename}:{where.lineno}"}
-    return {"scores": [{"value": s.value, "parts": dict(s.parts)} for s in scores]}
+
+
+def grade(function: UserFunction, prompt: Prompt, sample: Answer) -> dict[str, Any]:
+    """The score of one sample."""
+    return grades(function, [call(function, prompt, sample)], 1)[0]
+
+
+def grades(function: UserFunction, values: Iterable[Any], expected: int) -> list[dict[str, Any]]:
+    """What the function returned as scores that can be sent."""
+    scores = to_scores(function.name, [*values], expected=expected)
+    return [{"value": score.value, "parts": dict(score.parts)} for score in scores]
 
 
 def to_prompt(fields: dict[str, Any]) -> Prompt:
@@ -77,15 +95,9 @@ def to_prompt(fields: dict[str, Any]) -> Prompt:
     return Prompt(**{**fields, "messages": None if messages is None else tuple(messages)})
 
 
-def call(function: UserFunction, prompt: Prompt, samples: list[Answer]) -> list[Any]:
-    """The values the function returns, one a sample."""
-    if function.takes_group:
-        return list(resolve(function.call(prompt, samples)))
-    return [resolve(function.call(prompt, sample)) for sample in samples]
-
-
-def resolve(value: Any) -> Any:
-    """The result of a coroutine, or the value itself."""
+def call(function: UserFunction, prompt: Prompt, seen: Answer | list[Answer]) -> Any:
+    """The value the function returns, or its coroutine."""
+    value = function.call(prompt, seen)
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 

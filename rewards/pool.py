@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from slime_rl.config import RewardConfig
+from slime_rl.errors import RewardError
 from slime_rl.rewards.functions import FILTER, REWARD, Kind
 from slime_rl.rewards.grader import command
 from slime_rl.rewards.wire import HEADER_BYTES, frame, unframe
@@ -130,12 +131,16 @@ class GraderPool(FunctionPool):
         super().__init__(REWARD, config.function, **limits, log=log)
 
     async def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with their rewards set, in order."""
+        """The samples with their rewards set, in order; see `Reward`."""
         scores = (await self._ask(prompt, samples))["scores"]
-        return [
+        scored = [
             replace(sample, reward=score["value"], reward_parts=score["parts"])
             for sample, score in zip(samples, scores, strict=True)
+            if "error" not in score
         ]
+        if faults := [score["error"] for score in scores if "error" in score]:
+            raise RewardError(f"{faults[0]} ({len(faults)} of {len(samples)} samples)", scored=scored)
+        return scored
 
 
 class FilterPool(FunctionPool):

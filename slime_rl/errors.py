@@ -22,8 +22,9 @@ SlimeError
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 
 class SlimeError(Exception):
@@ -79,7 +80,11 @@ class TrainerError(RunError):
 
 
 class RewardError(RunError):
-    """A reward function failed, or what it returned is no score."""
+    """A reward function failed, or what it returned is no score; `scored` are the samples for which it did not."""
+
+    def __init__(self, text: str, *, scored: Sequence[Any] = ()) -> None:
+        super().__init__(text)
+        self.scored = tuple(scored)
 
 
 class FilterError(RunError):

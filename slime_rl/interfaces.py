@@ -140,6 +140,7 @@ class Reward(Protocol):
     async def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with their rewards set, in order.
 
-        Raises RewardError if the function fails, runs out of time or returns something that is no finite number.
+        Raises RewardError if the function fails, runs out of time or returns something that is no finite number. The
+        error holds the samples that are scored all the same, where the function looks at each by itself.
         """
         ...

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from slime_rl.config import LoopConfig
 from slime_rl.errors import EngineError, FencedError, FilterError, RewardError
 from slime_rl.interfaces import Filter, Partials, Program, Reward, Slots, Steps, Trainer
-from slime_rl.types import Assignment, Prompt, Reservation, Sample, Segment, StepReport, Version
+from slime_rl.types import SMALLEST_GROUP, Assignment, Prompt, Reservation, Sample, Segment, StepReport, Version
 
 NUM_RESERVERS = 16  # calls that wait for the store's disk at the same time
 log = logging.getLogger(__name__)
@@ -109,12 +109,25 @@ async def generate(worker: Worker, reservation: Reservation) -> None:
 
 
 async def score(worker: Worker, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
-    """The samples with their rewards; a reward that fails is asked once more, since sampling again costs more."""
+    """The samples with their rewards. Those whose reward fails are asked for once more, since sampling costs more.
+
+    Where it fails again the group goes without them, if it may be smaller and enough is left.
+    """
     try:
         return await worker.reward(prompt, samples)
     except RewardError as fault:
         log.warning("prompt %d is scored again: %s", prompt.index, fault)
-        return await worker.reward(prompt, samples)
+        scored = {sample.index: sample for sample in fault.scored}
+    left = [sample for sample in samples if sample.index not in scored]
+    try:
+        again = await worker.reward(prompt, left)
+    except RewardError as fault:
+        again = fault.scored
+        trajectories = {sample.trajectory for sample in (*scored.values(), *again)}
+        if not worker.config.allow_smaller_groups or len(trajectories) < SMALLEST_GROUP:
+            raise
+        log.warning("prompt %d goes without a sample: %s", prompt.index, fault)
+    return sorted((*scored.values(), *again), key=lambda sample: sample.index)
 
 
 async def hand_in(worker: Worker, reservation: Reservation, prompt: Prompt, samples: Sequence[Sample]) -> None:

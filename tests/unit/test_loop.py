@@ -234,7 +234,7 @@ async def test_a_reward_that_failed_once_is_asked_again_for_the_same_samples():
     asked = []
 
     async def fails_first(prompt, samples):
-        asked.append((prompt.index, id(samples)))
+        asked.append((prompt.index, *(id(sample) for sample in samples)))
         if asked.count(asked[-1]) == 1 and prompt.index == 3:
             raise RewardError("busy")
         return await by_parity(prompt, samples)
@@ -243,6 +243,59 @@ async def test_a_reward_that_failed_once_is_asked_again_for_the_same_samples():
     await run_to_the_end(worker, driver, buffer)
     assert (await buffer.status()).requeued == {}
     assert len(asked) == len(set(asked)) + 1
+
+
+def fails_for(index, *, times):
+    """A reward that looks at each sample by itself and fails for one of prompt 3, so many times."""
+    asked = []
+
+    async def reward(prompt, samples):
+        asked.append([sample.index for sample in samples if prompt.index == 3])
+        bad = {index} if prompt.index == 3 and sum(index in indices for indices in asked) <= times else set()
+        scored = await by_parity(prompt, [sample for sample in samples if sample.index not in bad])
+        if bad.isdisjoint(sample.index for sample in samples):
+            return scored
+        raise RewardError("busy", scored=scored)
+
+    return reward, asked
+
+
+async def test_a_sample_whose_reward_failed_is_asked_for_alone():
+    reward, asked = fails_for(1, times=1)
+    worker, driver, buffer, _, _ = make_run(reward=reward, steps=3, max_epochs=1)
+    await run_to_the_end(worker, driver, buffer)
+    assert [indices for indices in asked if indices] == [[0, 1, 2, 3], [1]]
+    assert (await buffer.status()).requeued == {}
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_a_group_goes_without_the_sample_that_cannot_be_scored_if_it_may_be_smaller(allowed):
+    reward, _ = fails_for(1, times=99)
+    sizes = {}
+
+    async def note_sizes(assignment, report):
+        sizes.update((group.id, group.num_samples) for group in assignment.groups)
+        return False
+
+    worker, driver, buffer, _, _ = make_run(
+        reward=reward, steps=7, max_epochs=1, observe=note_sizes, allow_smaller_groups=allowed
+    )
+    await run_to_the_end(worker, driver, buffer)
+    [short] = [id for id in range(NUM_PROMPTS) if buffer.pacing.prompt_index(id) == 3]
+    assert sizes == {id: 3 if id == short else 4 for id in range(NUM_PROMPTS) if allowed or id != short}
+    assert (await buffer.status()).dropped == ({} if allowed else {"RewardError": 1})
+
+
+async def test_a_single_scored_sample_is_no_smaller_group():
+    async def one_alone(prompt, samples):
+        if prompt.index != 3:
+            return await by_parity(prompt, samples)
+        raise RewardError("busy", scored=await by_parity(prompt, [s for s in samples if s.index == 0]))
+
+    worker, driver, buffer, _, trainer = make_run(reward=one_alone, steps=7, max_epochs=1, allow_smaller_groups=True)
+    await run_to_the_end(worker, driver, buffer)
+    assert (await buffer.status()).dropped == {"RewardError": 1}
+    assert sum(map(len, trainer.trained)) == NUM_PROMPTS - 1
 
 
 async def test_a_reward_that_always_fails_costs_its_prompt_after_bounded_attempts():

@@ -113,6 +113,14 @@ async def test_a_failure_is_an_error_and_never_a_number(tmp_path, body, message)
         await score(tmp_path, f"{path}:reward", "2", "3")
 
 
+@pytest.mark.slow
+async def test_a_sample_that_cannot_be_graded_leaves_the_others_their_scores(tmp_path):
+    path = write_reward(tmp_path, "def reward(prompt, sample): return 1 / float(sample.text)")
+    with pytest.raises(RewardError, match=r"raised ZeroDivisionError.* at .*\.py:\d+ \(1 of 3 samples\)$") as caught:
+        await score(tmp_path, f"{path}:reward", "2", "0", "4")
+    assert [s.reward for s in caught.value.scored] == [0.5, 0.25]
+
+
 HANGING = """
     import pathlib, subprocess
     here = pathlib.Path(__file__)
