@@ -15,8 +15,10 @@ MEANINGS = {
     "EngineError": "the engines cannot answer: see logs/worker-*.log",
     "RewardError": "the reward function fails: see logs/worker-*.log",
     "FilterError": "a filter fails: see logs/worker-*.log",
+    "lease expired": "workers die or hang: see logs/worker-*.log",
+    "straggler": "answers take longer than loop.max_lag steps",
 }
-"""What it most likely means that a reason is the most frequent one."""
+"""What it most likely means that a reason is the most frequent one; any other is a user's filter's own."""
 
 
 class DropBudget:
@@ -37,8 +39,9 @@ class DropBudget:
         since = Counter(dropped) - self._before
         if since.total() > self._limit:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in since.most_common())
-            likely = MEANINGS.get(since.most_common(1)[0][0], "")
+            first = since.most_common(1)[0][0]
+            likely = MEANINGS.get(first, f"a filter of loop.filters is too strict with its {first!r}")
             raise DropError(
                 f"step {self._step} is not full after {since.total()} groups were dropped ({reasons}); "
-                f"loop.max_dropped_per_step allows {self._limit}{likely and f'; most likely {likely}'}"
+                f"loop.max_dropped_per_step allows {self._limit}; most likely {likely}"
             )

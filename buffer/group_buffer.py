@@ -193,7 +193,8 @@ class GroupBuffer(ABC):
                 raise stale(step, reply["id"], oldest=reply["oldest"], bound=bound)
             case "open":
                 return None
-        return Assignment(step=step, groups=tuple(_size(*row) for row in reply["groups"]))
+        returned = tuple(_size(*row) for row in reply.get("shed", ()))
+        return Assignment(step=step, groups=tuple(_size(*row) for row in reply["groups"]), returned=returned)
 
     async def _survey(self) -> Survey:
         return survey_of(await self._ask("survey", NUM_NAMED))

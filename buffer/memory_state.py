@@ -246,10 +246,9 @@ class MemoryState:
         self._steps[step] = groups
         self._taken += len(groups)
         self._next_step += 1
-        if self.limits["surplus"]:
-            self._shed(step)
+        shed = self._shed(step) if self.limits["surplus"] else []
         self._note()
-        return "assigned", {"groups": _rows(groups)}
+        return "assigned", {"groups": _rows(groups), "shed": shed}
 
     def _take(self, num_groups: int, pressing: int) -> list[_Group]:
         """The first by deadline, then the first that finished; in the order of their ids."""
@@ -258,10 +257,12 @@ class MemoryState:
         chosen = {group.id: group for group in [*by_deadline[:pressing], *by_place]}
         return sorted(list(chosen.values())[:num_groups], key=lambda group: group.id)
 
-    def _shed(self, step: int) -> None:
-        for group in self._in("filled", *UNFINISHED):
-            if group.deadline <= step:
-                self._requeue(group, "surplus")
+    def _shed(self, step: int) -> list[tuple[int, ...]]:
+        late = [group for group in self._in("filled", *UNFINISHED) if group.deadline <= step]
+        rows = _rows(group for group in late if group.state == "filled")
+        for group in late:
+            self._requeue(group, "surplus")
+        return rows
 
     def _straggle(self, num_groups: int, how: str) -> tuple[str, dict[str, Any]]:
         deadline, changed = self._version + int(self.limits["max_lag"]), 0

@@ -192,10 +192,15 @@ class AssignedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The groups that a step trains, in their order; the same ones whenever it is asked for again."""
+    """The groups that a step trains, in their order; the same ones whenever it is asked for again.
+
+    `returned` are the finished groups that no later step may train, and whose prompts are tried again: known only
+    when the step gets its groups.
+    """
 
     step: int
     groups: tuple[AssignedGroup, ...]
+    returned: tuple[AssignedGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

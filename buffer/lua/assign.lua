@@ -4,7 +4,8 @@
 --         ready, lags; with a surplus also unfinished, kept, requeued, requeued_by, reserved, held:<holder>, requests.
 -- ARGV    incarnation, seen, step, num_groups, pressing, bound (the oldest version allowed, -1: any)
 -- Takes the `pressing` filled groups with the earliest deadlines, then those that finished first.
--- Returns {assigned, groups: {id, num_samples, num_tokens, oldest} ...}, {open} if the step is next and has no groups yet,
+-- Returns {assigned, groups: {id, num_samples, num_tokens, oldest} ..., shed: the same of the filled groups that went
+--         back to their prompts, in the call that fixes the step}, {open} if the step is next and has no groups yet,
 --         {committed} if its groups are deleted, {early} if the step before it has no groups, {stale, id, oldest} if a
 --         group it would take holds tokens of an older version than `bound`.
 
@@ -35,10 +36,12 @@ local function choose()
   return ids
 end
 
--- Return to their prompts the groups that no step after this one may train.
+-- Return to their prompts the groups that no step after this one may train; gives the sizes of those that were filled.
 local function shed()
+  local rows = {}
   local late = redis.call('ZRANGEBYSCORE', key('ready'), '-inf', '(' .. ready_score(step + 1, 0))
-  for _, id in ipairs(late) do
+  for i, id in ipairs(late) do
+    rows[i] = sizes(id)
     redis.call('ZREM', key('ready'), id)
     redis.call('ZREM', key('filled'), id)
     requeue(id, 'surplus')
@@ -49,6 +52,7 @@ local function shed()
     end
     requeue(id, 'surplus')
   end
+  return rows
 end
 
 if step < counter('committed_steps') then
@@ -86,10 +90,11 @@ redis.call('HINCRBY', run, 'taken', #ids)
 redis.call('HINCRBY', run, 'unpublished', #ids)
 redis.call('HINCRBY', run, 'next_step', 1)
 note()
+local late = {}
 if counter('surplus') > 0 then
-  shed()
+  late = shed()
   wake_all()
 else
   wake()
 end
-return reply('assigned', {groups = rows})
+return reply('assigned', {groups = rows, shed = late})

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from slime_rl.types import AssignedGroup, Assignment
 
 
 class MetricsLog:
@@ -42,6 +44,25 @@ class MetricsLog:
         self._tensorboard.close()
         self._metrics.close()
         self._events.close()
+
+
+def size_row(assignment: Assignment, *, samples_per_prompt: int) -> dict[str, float]:
+    """How many groups of a step are short of samples, and of how many; how long its samples are, and those that a
+    surplus gave back, which are the longer ones where short answers come first. Tokens count with their prompts.
+    """
+    missing = [max(0, samples_per_prompt - group.num_samples) for group in assignment.groups]
+    return {
+        "smaller_groups": sum(count > 0 for count in missing),
+        "missing_samples": sum(missing),
+        "returned_groups": len(assignment.returned),
+        "sample_tokens": _mean_tokens(assignment.groups),
+        "returned_sample_tokens": _mean_tokens(assignment.returned),
+    }
+
+
+def _mean_tokens(groups: Sequence[AssignedGroup]) -> float:
+    num_samples = sum(group.num_samples for group in groups)
+    return sum(group.num_tokens for group in groups) / num_samples if num_samples else math.nan
 
 
 def _append(path: Path) -> TextIO:

@@ -16,7 +16,7 @@ from slime_rl.config import Config
 from slime_rl.journal.curve import draw_curve
 from slime_rl.journal.folder import RunFolder, write_json
 from slime_rl.journal.history import History
-from slime_rl.journal.metrics import MetricsLog
+from slime_rl.journal.metrics import MetricsLog, size_row
 from slime_rl.journal.phases import Phases
 from slime_rl.launch.fleet import Fleet
 from slime_rl.launch.preflight import Inputs
@@ -169,6 +169,7 @@ class Observer:
         self._step_started = now
         row = step_row(assignment, report, seconds=seconds, spent_s=spent, synchronous=self._config.loop.max_lag == 0)
         row |= {"logprob_abs_diff": mean, "logprob_abs_diff_max": top}
+        row |= size_row(assignment, samples_per_prompt=self._config.loop.samples_per_prompt)
         row |= {"dropped": sum(status.dropped.values()), "requeued": sum(status.requeued.values())}
         if self.scores and self.scores[-1][0] == report.version:
             row["heldout"] = self.scores[-1][1]

@@ -76,6 +76,20 @@ async def test_what_is_left_of_a_surplus_is_shed_and_tried_again(harness, fill):
     assert [(r.id, r.attempt) for r in [await buffer.reserve("worker-1") for _ in range(3)]] == [(0, 2), (2, 2), (4, 1)]
 
 
+async def test_a_step_tells_what_finished_groups_it_gave_back_and_may_have_smaller_ones(harness, sample):
+    buffer = await harness.open(surplus=2)
+    held = [await buffer.reserve("worker-1") for _ in range(4)]
+    for place, num_samples, num_tokens in ((1, 2, 5), (2, 1, 6), (0, 2, 40)):
+        samples = [sample(0, index=i, num_tokens=num_tokens) for i in range(num_samples)]
+        await buffer.fill(held[place], samples)
+    taken = await buffer.assign(0)
+    assert [(group.id, group.num_samples, group.num_tokens) for group in taken.groups] == [(1, 2, 10), (2, 1, 6)]
+    assert [(group.id, group.num_samples, group.num_tokens) for group in taken.returned] == [(0, 2, 80)]
+    again = await buffer.assign(0)
+    assert (again.groups, again.returned) == (taken.groups, ())
+    assert [len(group.samples) for group in harness.read([1, 2])] == [2, 1]
+
+
 async def test_a_kept_group_is_shed_like_any_other(harness, fill, segment):
     buffer = await harness.open(surplus=1)
     held = [await buffer.reserve("worker-1") for _ in range(3)]

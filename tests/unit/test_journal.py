@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -6,8 +7,9 @@ import pytest
 from slime_rl.config_file import validate
 from slime_rl.errors import EngineError, RunFolderError, SlimeError, cause_first
 from slime_rl.journal import folder as run_folder
-from slime_rl.journal.metrics import MetricsLog
+from slime_rl.journal.metrics import MetricsLog, size_row
 from slime_rl.journal.phases import Phases
+from slime_rl.types import AssignedGroup, Assignment, Version
 
 
 @pytest.fixture
@@ -71,6 +73,23 @@ def test_metrics_are_valid_json_where_nothing_was_counted(tmp_path):
 
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
     assert (row["step"], row["loss"], row["logprob_abs_diff"]) == (1, 0.5, None)
+
+
+def test_a_step_tells_of_groups_short_of_samples_and_of_the_lengths_that_a_surplus_gave_back():
+    whole, short, late = (
+        AssignedGroup(id=0, num_samples=4, num_tokens=40, oldest=Version(0)),
+        AssignedGroup(id=1, num_samples=2, num_tokens=32, oldest=Version(0)),
+        AssignedGroup(id=2, num_samples=4, num_tokens=120, oldest=Version(0)),
+    )
+    row = size_row(Assignment(step=0, groups=(whole, short), returned=(late,)), samples_per_prompt=4)
+    assert row == {
+        "smaller_groups": 1,
+        "missing_samples": 2,
+        "returned_groups": 1,
+        "sample_tokens": 12.0,
+        "returned_sample_tokens": 30.0,
+    }
+    assert math.isnan(size_row(Assignment(step=0, groups=(whole,)), samples_per_prompt=4)["returned_sample_tokens"])
 
 
 def test_phases_count_what_fails_too():
