@@ -242,20 +242,32 @@ class TrainerConfig(Section):
 class ObjectiveConfig(Section):
     """The loss (design, section 8): clipped-ratio GRPO without KL, token-weighted mean; or supervised."""
 
-    loss: Annotated[Literal["grpo", "sft"], FROZEN] = "grpo"
-    """`grpo`, or `sft` for `slime-rl sft`."""
+    loss: Annotated[Literal["grpo", "gspo", "cispo", "sft"], FROZEN] = "grpo"
+    """`grpo` clips each token's ratio, `gspo` its sequence's, `cispo` only a weight; `sft` is for `slime-rl sft`."""
+    estimator: Literal["grpo", "rloo", "reinforce_pp"] = "grpo"
+    """Rewards less the group's mean; `rloo` less the mean of the others; `reinforce_pp` over the step's deviation."""
     normalize_by_std: bool = False
     """Divide advantages by the standard deviation of the group's rewards."""
+    reducer: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """The mean over tokens, over sequences of theirs, or over sequences of their sum over `reducer_length`."""
+    reducer_length: PositiveInt | None = None
+    """What `constant` divides a sequence's sum by, such as `sampling.max_new_tokens` (Dr. GRPO)."""
     clip_low: Fraction = 0.2
     """The ratio is clipped at 1 - `clip_low`."""
     clip_high: PositiveFloat = 0.28
     """The ratio is clipped at 1 + `clip_high`."""
     mask_truncated: bool = False
     """Leave samples that were cut at `sampling.max_new_tokens` out of the loss; their rewards count in their groups."""
-    correction: Literal["none", "tis"] = "tis"
-    """`tis` weights tokens by trainer over engine probability, truncated; `none` does not."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """The largest loss of a token with a negative advantage A is -A times this; `loss` grpo and gspo only."""
+    correction: Literal["none", "tis", "icepop", "sequence_mask"] = "tis"
+    """Of trainer over engine probability: `tis` truncates, `icepop` drops tokens, `sequence_mask` whole sequences."""
     correction_cap: PositiveFloat = 2.0
     """Where `tis` truncates."""
+    correction_low: PositiveFloat = 0.5
+    """Below this, `icepop` drops a token and `sequence_mask`, by the geometric mean, a sequence."""
+    correction_high: PositiveFloat = 2.0
+    """Above this, the same."""
 
 
 class EvaluationConfig(Section):
@@ -360,7 +372,14 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _combine(self) -> Config:
-        for check in (_check_data, _check_loop, _check_deterministic, _check_without_effect, _check_schedule):
+        for check in (
+            _check_data,
+            _check_loop,
+            _check_objective,
+            _check_deterministic,
+            _check_without_effect,
+            _check_schedule,
+        ):
             check(self)
         return self
 
@@ -404,10 +423,10 @@ def _check_loop(config: Config) -> None:
     loop, objective = config.loop, config.objective
     if loop.placement == "colocated" and loop.max_lag > 0:
         raise ConfigError("loop.placement", f"must be split when loop.max_lag is {loop.max_lag}", loop.placement)
-    if objective.loss == "grpo" and loop.samples_per_prompt < 2:
+    if objective.loss != "sft" and loop.samples_per_prompt < 2:
         raise ConfigError("loop.samples_per_prompt", "must be at least 2", loop.samples_per_prompt)
     if objective.correction == "none" and loop.max_lag > 0:
-        raise ConfigError("objective.correction", "must be tis when loop.max_lag is above 0", "none")
+        raise ConfigError("objective.correction", "must not be none when loop.max_lag is above 0", "none")
     if loop.stop_at_score is not None and config.evaluation is None:
         raise ConfigError("loop.stop_at_score", "needs an evaluation section", loop.stop_at_score)
 
@@ -433,6 +452,33 @@ def _check_deterministic(config: Config) -> None:
         )
 
 
+def _check_objective(config: Config) -> None:
+    """Each number of the objective belongs to one choice of it."""
+    objective, default = config.objective, ObjectiveConfig()
+    band = "icepop or sequence_mask"
+    belongs = {
+        "correction_cap": (objective.correction == "tis", "objective.correction is tis"),
+        "correction_low": (objective.correction in ("icepop", "sequence_mask"), f"objective.correction is {band}"),
+        "correction_high": (objective.correction in ("icepop", "sequence_mask"), f"objective.correction is {band}"),
+        "dual_clip": (objective.loss in ("grpo", "gspo"), "objective.loss is grpo or gspo"),
+        "reducer_length": (objective.reducer == "constant", "objective.reducer is constant"),
+        "estimator": (objective.loss != "sft", "objective.loss is not sft"),
+        "normalize_by_std": (
+            objective.loss != "sft" and objective.estimator != "reinforce_pp",
+            "objective.loss is not sft, and objective.estimator not reinforce_pp, which divides by the step's",
+        ),
+    }
+    for name, (has_effect, when) in belongs.items():
+        value = getattr(objective, name)
+        if value != getattr(default, name) and not has_effect:
+            raise ConfigError(f"objective.{name}", f"has an effect only when {when}", value)
+    if objective.reducer == "constant" and objective.reducer_length is None:
+        raise ConfigError("objective.reducer_length", "is required when objective.reducer is constant", None)
+    if objective.correction_low >= objective.correction_high:
+        expected = f"must be below objective.correction_high, {objective.correction_high:g}"
+        raise ConfigError("objective.correction_low", expected, objective.correction_low)
+
+
 def _check_without_effect(config: Config) -> None:
     """An option that would change nothing is a mistake, and is told as one."""
     data, objective, evaluation = config.data, config.objective, config.evaluation
@@ -440,10 +486,6 @@ def _check_without_effect(config: Config) -> None:
         raise ConfigError("loop.on_straggler", "has no effect when loop.max_lag is 0", config.loop.on_straggler)
     if data.system_prompt is not None and data.template == "none":
         raise ConfigError("data.system_prompt", "has no effect when data.template is none", data.system_prompt)
-    if objective.correction_cap != ObjectiveConfig().correction_cap and objective.correction == "none":
-        raise ConfigError(
-            "objective.correction_cap", "has no effect when objective.correction is none", objective.correction_cap
-        )
     if evaluation is not None and evaluation.temperature == 0 and evaluation.num_samples > 1:
         raise ConfigError(
             "evaluation.num_samples", "must be 1 when evaluation.temperature is 0", evaluation.num_samples

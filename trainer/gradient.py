@@ -20,7 +20,7 @@ from torch import Tensor
 from slime_rl.config import ObjectiveConfig
 from slime_rl.trainer.head import token_logprobs
 from slime_rl.trainer.model import PolicyModel
-from slime_rl.trainer.objective import clipped_ratio_loss, supervised_loss, truncated_importance_weights
+from slime_rl.trainer.objective import correction_weights, policy_losses, supervised_loss
 from slime_rl.trainer.packing import MicroBatch
 from slime_rl.trainer.report import Totals
 
@@ -125,23 +125,18 @@ class GradientPass:
             losses, measured = supervised_loss(logprobs), {}
         else:
             losses, measured = self._policy_loss(batch, logprobs)
-        loss = losses.sum()
+        loss = (losses * self._tensor(batch.weights)).sum()
         measured |= {"loss": loss.detach(), "entropy": entropy.sum()}
-        return loss, torch.tensor(len(batch.rows), dtype=torch.int), measured
+        return loss, torch.tensor(batch.adds_to_n, dtype=torch.int), measured
 
     def _policy_loss(self, batch: MicroBatch, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """logprobs [M] -> weighted loss [M]. One step is taken on a batch: the proximal policy is the current."""
         proximal, behaviour = logprobs.detach(), self._tensor(batch.behaviour)
-        losses, clipped = clipped_ratio_loss(
-            logprobs,
-            proximal,
-            self._tensor(batch.advantages),
-            clip_low=self._objective.clip_low,
-            clip_high=self._objective.clip_high,
-        )
+        owners, advantages = self._tensor(batch.owners), self._tensor(batch.advantages)
+        losses, clipped = policy_losses(self._objective, logprobs, proximal, advantages, owners)
         measured = {"clipped": clipped.sum()}
-        if self._objective.correction == "tis":
-            weights = truncated_importance_weights(proximal, behaviour, cap=self._objective.correction_cap)
+        weights = correction_weights(self._objective, proximal, behaviour, owners)
+        if weights is not None:
             losses = losses * weights
             measured["correction_weight"] = weights.sum()
         fresh = (proximal - behaviour).abs()[self._tensor(batch.lags == 0)]
@@ -170,8 +165,9 @@ def _totals(batches: Sequence[MicroBatch], measured: Sequence[dict[str, Tensor]]
             unsound.extend(batch.groups)
         fresh = int((batch.lags == 0).sum())
         totals.raise_to("logprob_abs_diff", values.pop("logprob_abs_diff_max", 0.0))
+        counts = {"logprob_abs_diff": fresh, "loss": batch.adds_to_n}
         for name, value in values.items():
-            totals.add(name, value, fresh if name == "logprob_abs_diff" else len(batch.rows))
+            totals.add(name, value, counts.get(name, len(batch.rows)))
         totals.add("lag", float(batch.lags.sum()), len(batch.rows))
         totals.raise_to("lag", float(batch.lags.max(initial=0)))
     return totals, unsound

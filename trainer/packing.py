@@ -23,6 +23,12 @@ class TrainedSample:
     sample: Sample
     group: int
     advantage: float
+    weight: float = 1.0  # of each of its tokens in the sum
+    counted: int | None = None  # what it adds to N, by which the sum is divided; None: its trained tokens
+
+    @property
+    def adds_to_n(self) -> int:
+        return self.sample.num_trained if self.counted is None else self.counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,7 +48,9 @@ class MicroBatch:
     behaviour: NDArray[np.float32]  # [M] the engine's log-probs
     temperatures: NDArray[np.float32]  # [M]
     advantages: NDArray[np.float32]  # [M]
+    weights: NDArray[np.float32]  # [M] of the tokens in the sum
     lags: NDArray[np.int64]  # [M] trainer version minus the version that produced the token
+    adds_to_n: int
 
 
 def share_groups(assignment: Assignment, num_ranks: int) -> list[list[int]]:
@@ -105,7 +113,9 @@ def idle() -> MicroBatch:
         behaviour=weightless,
         temperatures=weightless,
         advantages=weightless,
+        weights=weightless,
         lags=nothing,
+        adds_to_n=0,
     )
 
 
@@ -136,6 +146,8 @@ def _lay_out(items: Sequence[tuple[TrainedSample, NDArray[np.int64]]], version: 
         behaviour=of_trained(sample.logprobs for sample in samples).astype(np.float32),
         temperatures=np.array([sample.temperature for sample in samples], np.float32)[owner],
         advantages=np.array([item.advantage for item, _ in items], np.float32)[owner],
+        weights=np.array([item.weight for item, _ in items], np.float32)[owner],
+        adds_to_n=sum(item.adds_to_n for item, _ in items),
         lags=version - of_trained(token_versions(sample) for sample in samples),
     )
 

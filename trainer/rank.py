@@ -20,7 +20,15 @@ from slime_rl.trainer.model import HubModel, PolicyModel
 from slime_rl.trainer.optimizer import Optimizer, data_parallel
 from slime_rl.trainer.packing import MicroBatch, TrainedSample, pack
 from slime_rl.trainer.report import Totals
-from slime_rl.trainer.samples import group_totals, trained_samples, without_stale, without_truncated
+from slime_rl.trainer.samples import (
+    group_totals,
+    over_std,
+    reduced,
+    squares,
+    trained_samples,
+    without_stale,
+    without_truncated,
+)
 from slime_rl.types import Group, StepReport, Version
 
 log = logging.getLogger(__name__)
@@ -159,12 +167,22 @@ class MegatronRank:
         return totals
 
     def _pack(self, groups: Sequence[Group]) -> list[MicroBatch]:
-        samples = trained_samples(groups, self._config.objective)
+        objective = self._config.objective
+        samples = trained_samples(groups, objective)
+        if objective.estimator == "reinforce_pp":
+            totals = Totals()
+            totals.add("squares", *squares(samples))
+            totals = self._over_ranks(totals)
+            samples = over_std(samples, total=totals.sums["squares"], count=totals.counts["squares"])
         if self._config.loop.on_straggler == "mask":
             samples = without_stale(samples, oldest=Version(self._version - self._config.loop.max_lag))
-        if self._config.objective.mask_truncated:
+        if objective.mask_truncated:
             samples = without_truncated(samples)
-        return pack(samples, max_tokens=self._config.trainer.max_tokens_per_microbatch, version=self._version)
+        return pack(
+            reduced(samples, objective),
+            max_tokens=self._config.trainer.max_tokens_per_microbatch,
+            version=self._version,
+        )
 
     def _pack_sampled(self, groups: Sequence[Group]) -> list[MicroBatch]:
         """Micro-batches of samples that are looked at and not trained: they need no reward."""

@@ -11,7 +11,7 @@ import torch
 
 from slime_rl.config import ObjectiveConfig
 from slime_rl.errors import TrainerError
-from slime_rl.trainer.objective import group_advantages
+from slime_rl.trainer.objective import STD_EPSILON, group_advantages
 from slime_rl.trainer.packing import TrainedSample, token_versions
 from slime_rl.trainer.report import Totals
 from slime_rl.types import Finish, Group, Sample, Version
@@ -32,11 +32,54 @@ def trained_samples(groups: Sequence[Group], objective: ObjectiveConfig) -> list
             torch.tensor([group for group, _ in samples]),
             torch.tensor([sample.trajectory for _, sample in samples]),
             normalize_by_std=objective.normalize_by_std,
+            leave_one_out=objective.estimator == "rloo",
         ).tolist()
     return [
         TrainedSample(sample=sample, group=group, advantage=advantage)
         for (group, sample), advantage in zip(samples, advantages, strict=True)
     ]
+
+
+def squares(samples: Sequence[TrainedSample]) -> tuple[float, float]:
+    """The sum of the squared advantages of all trajectories, and how many these are."""
+    by_trajectory = {(item.group, item.sample.trajectory): item.advantage for item in samples}
+    return float(sum(advantage**2 for advantage in by_trajectory.values())), float(len(by_trajectory))
+
+
+def over_std(samples: Sequence[TrainedSample], *, total: float, count: float) -> list[TrainedSample]:
+    """The samples with advantages over their standard deviation in the whole step, whose mean is 0 by construction.
+
+    The normalisation of REINFORCE++ with a group baseline (Hu et al. 2025, arXiv 2501.03262, section 3.3); `total` and
+    `count` are the `squares` of all ranks.
+    """
+    std = math.sqrt(total / max(count - 1, 1))
+    return [replace(item, advantage=item.advantage / (std + STD_EPSILON)) for item in samples]
+
+
+def reduced(samples: Sequence[TrainedSample], objective: ObjectiveConfig) -> list[TrainedSample]:
+    """The samples with the weights of their tokens, and what each adds to N, such that sum / N is what is asked for.
+
+    token_mean     the mean over all trained tokens: weight 1, N counts tokens
+    sequence_mean  the mean over trajectories of the mean over their trained tokens, branches pooled; N counts
+                   trajectories with a trained token
+    constant       the mean over the same trajectories of their sums over `reducer_length`: Dr. GRPO (Liu et al. 2025,
+                   arXiv 2503.20783), in which each token of a long answer weighs no less
+    """
+    if objective.reducer == "token_mean":
+        return list(samples)
+    num_tokens: dict[tuple[int, int], int] = {}
+    for item in samples:
+        key = item.group, item.sample.trajectory
+        num_tokens[key] = num_tokens.get(key, 0) + item.sample.num_trained
+    found, counted = [], set[tuple[int, int]]()
+    for item in samples:
+        key = item.group, item.sample.trajectory
+        is_first = item.sample.num_trained > 0 and key not in counted
+        if is_first:
+            counted.add(key)
+        length = objective.reducer_length or max(num_tokens[key], 1)
+        found.append(replace(item, weight=1 / length, counted=int(is_first)))
+    return found
 
 
 def without_stale(samples: Sequence[TrainedSample], *, oldest: Version) -> list[TrainedSample]:

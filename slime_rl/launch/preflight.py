@@ -46,10 +46,11 @@ def _content(prompt: Prompt) -> str:
     return prompt.text if prompt.text is not None else json.dumps(prompt.messages)
 
 
-def require(config: Config, *, loss: str, command: str) -> None:
+def require(config: Config, *, supervised: bool, command: str) -> None:
     """Refuse a configuration that was written for another command."""
-    if config.objective.loss != loss:
-        raise ConfigError("objective.loss", f"must be {loss} for slime-rl {command}", config.objective.loss)
+    if (config.objective.loss == "sft") != supervised:
+        expected = "must be sft" if supervised else "must not be sft"
+        raise ConfigError("objective.loss", f"{expected} for slime-rl {command}", config.objective.loss)
 
 
 def check(config: Config) -> Inputs:
@@ -63,7 +64,7 @@ def check_again(config: Config) -> Inputs:
     check_megatron_arguments(config.trainer.megatron)
     check_tokenizer(config.model.path)
     read_architecture(config.model.path)
-    return check_evaluation(config) if config.objective.loss == "grpo" else _read(config)
+    return _read(config) if config.objective.loss == "sft" else check_evaluation(config)
 
 
 def check_evaluation(config: Config) -> Inputs:

@@ -26,7 +26,7 @@ from slime_rl.types import AssignedGroup, Assignment, Version
 
 def run(config: Config) -> Path:
     """Train and return the Hugging Face folder of the last weights."""
-    preflight.require(config, loss="sft", command="sft")
+    preflight.require(config, supervised=True, command="sft")
     inputs = preflight.check(config)
     tell(config, inputs.selection)
     epochs = config.data.max_epochs

@@ -37,7 +37,7 @@ from slime_rl.launch.workers import Workers
 
 def run(config: Config) -> dict[str, Any]:
     """Run the whole training and return its summary; what it leaves is in the run folder."""
-    preflight.require(config, loss="grpo", command="train")
+    preflight.require(config, supervised=False, command="train")
     inputs = preflight.check(config)
     tell(config, inputs.selection)
     with run_folder.held(Path(config.run.folder)):
@@ -59,7 +59,7 @@ def _run_in(folder: RunFolder, config: Config, inputs: Inputs, resumed: Resumpti
 
 def show_plan(config: Config) -> None:
     """Check everything as `run` does, print what would start, and start nothing."""
-    preflight.require(config, loss="grpo", command="train")
+    preflight.require(config, supervised=False, command="train")
     plan.show(config, preflight.check(config))
 
 

@@ -60,7 +60,7 @@ def fault_of(capsys, *argv: str) -> str:
         (["trainer.megatron.num_layer=8"], "trainer.megatron.num_layer is not"),
         (["trainer.megatron.num_layers=8"], "trainer.megatron.num_layers"),
         (["reward.function=exact"], "reward.function must be path/to/file.py:function or one of"),
-        (["objective.loss=sft"], "objective.loss must be grpo for slime-rl train, got 'sft'"),
+        (["objective.loss=sft"], "objective.loss must not be sft for slime-rl train, got 'sft'"),
     ],
 )
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])

@@ -38,7 +38,7 @@ def values(**sections):
         ),
         (
             {"loop": {"steps": 3, "max_lag": 1}, "objective": {"correction": "none"}},
-            "objective.correction must be tis when loop.max_lag is above 0, got 'none'",
+            "objective.correction must not be none when loop.max_lag is above 0, got 'none'",
         ),
         ({"sampling": {"temperature": 0}}, "sampling.temperature must be above 0, got 0"),
         ({"sampling": {"temperature": float("inf")}}, "sampling.temperature must be a finite number, got inf"),
@@ -49,7 +49,7 @@ def values(**sections):
         ({"sampling": {"top_p": 0.9}}, "sampling.top_p is not a known field, got 0.9"),
         (
             {"objective": {"loss": "dpo"}},
-            "objective.loss must be 'grpo' or 'sft', got 'dpo'",
+            "objective.loss must be 'grpo', 'gspo', 'cispo' or 'sft', got 'dpo'",
         ),
         (
             {"data": {"path": "d", "template": "none", "system_prompt": "Be brief."}},
@@ -57,7 +57,33 @@ def values(**sections):
         ),
         (
             {"objective": {"correction": "none", "correction_cap": 3.0}},
-            "objective.correction_cap has no effect when objective.correction is none, got 3.0",
+            "objective.correction_cap has an effect only when objective.correction is tis, got 3.0",
+        ),
+        (
+            {"objective": {"correction": "icepop", "correction_low": 3.0}},
+            "objective.correction_low must be below objective.correction_high, 2, got 3.0",
+        ),
+        (
+            {"objective": {"correction_high": 3.0}},
+            "objective.correction_high has an effect only when objective.correction is icepop or sequence_mask, "
+            "got 3.0",
+        ),
+        (
+            {"objective": {"loss": "cispo", "dual_clip": 3.0}},
+            "objective.dual_clip has an effect only when objective.loss is grpo or gspo, got 3.0",
+        ),
+        (
+            {"objective": {"reducer": "constant"}},
+            "objective.reducer_length is required when objective.reducer is constant, got nothing",
+        ),
+        (
+            {"objective": {"reducer_length": 9}},
+            "objective.reducer_length has an effect only when objective.reducer is constant, got 9",
+        ),
+        (
+            {"objective": {"estimator": "reinforce_pp", "normalize_by_std": True}},
+            "objective.normalize_by_std has an effect only when objective.loss is not sft, and objective.estimator not "
+            "reinforce_pp, which divides by the step's, got True",
         ),
         (
             {"data": {"path": "d", "rows": "5"}},

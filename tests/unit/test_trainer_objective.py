@@ -9,20 +9,24 @@ from slime_rl.trainer.head import token_logprobs
 from slime_rl.trainer.objective import (
     clipped_ratio_loss,
     group_advantages,
+    importance_weights_inside,
     logprobs_and_entropy,
+    sequence_log_ratio,
+    sequence_mask,
     supervised_loss,
     truncated_importance_weights,
+    weighted_logprob_loss,
 )
 
 
-def advantages(rewards, groups=None, trajectories=None, *, normalize_by_std=False):
+def advantages(rewards, groups=None, trajectories=None, **options):
     groups = groups or [0] * len(rewards)
     trajectories = trajectories or list(range(len(rewards)))
     return group_advantages(
         torch.tensor(rewards, dtype=torch.float64),
         torch.tensor(groups),
         torch.tensor(trajectories),
-        normalize_by_std=normalize_by_std,
+        **options,
     ).tolist()
 
 
@@ -68,7 +72,7 @@ def test_advantages_of_trajectories_sum_to_zero_in_each_group(normalize_by_std):
 def test_on_policy_the_loss_is_minus_the_advantage_and_the_gradient_too():
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     loss, clipped = clipped_ratio_loss(
-        logprobs, logprobs.detach(), torch.tensor([2.0, -3.0]), clip_low=0.2, clip_high=0.28
+        logprobs - logprobs.detach(), torch.tensor([2.0, -3.0]), clip_low=0.2, clip_high=0.28
     )
     loss.sum().backward()
     assert loss.tolist() == [-2.0, 3.0]
@@ -89,9 +93,7 @@ def test_on_policy_the_loss_is_minus_the_advantage_and_the_gradient_too():
 )
 def test_clip_cuts_off_what_moves_away(ratio, advantage, loss, slope):
     logprobs = torch.tensor([math.log(ratio)], requires_grad=True)
-    found, clipped = clipped_ratio_loss(
-        logprobs, torch.zeros(1), torch.tensor([advantage]), clip_low=0.2, clip_high=0.28
-    )
+    found, clipped = clipped_ratio_loss(logprobs, torch.tensor([advantage]), clip_low=0.2, clip_high=0.28)
     found.sum().backward()
     assert found.item() == pytest.approx(loss)
     assert logprobs.grad is not None
@@ -99,9 +101,88 @@ def test_clip_cuts_off_what_moves_away(ratio, advantage, loss, slope):
     assert clipped.item() == (slope == 0.0)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope"),
+    [
+        (5.0, -1.0, 3.0, 0.0),  # would be 5: the dual clip ends it
+        (2.0, -1.0, 2.0, 2.0),  # below the dual clip
+        (5.0, 1.0, -1.28, 0.0),  # positive advantages are not touched
+    ],
+)
+def test_the_dual_clip_bounds_what_a_negative_advantage_costs(ratio, advantage, loss, slope):
+    log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
+    found, clipped = clipped_ratio_loss(
+        log_ratio, torch.tensor([advantage]), clip_low=0.2, clip_high=0.28, dual_clip=3.0
+    )
+    found.sum().backward()
+    assert found.item() == pytest.approx(loss)
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.item() == pytest.approx(slope)
+    assert clipped.item() == (slope == 0.0)
+
+
+def test_a_sequence_has_one_ratio_and_each_of_its_tokens_its_gradient():
+    # two sequences: log-ratios 0.1, 0.3, 0.2 with mean 0.2, and -0.4 alone
+    log_ratio = torch.tensor([0.1, 0.3, -0.4, 0.2], dtype=torch.float64, requires_grad=True)
+    found = sequence_log_ratio(log_ratio, torch.tensor([0, 0, 1, 0]))
+    assert found.tolist() == pytest.approx([0.2, 0.2, -0.4, 0.2])
+    found.exp().sum().backward()
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.tolist() == pytest.approx([math.exp(0.2)] * 2 + [math.exp(-0.4), math.exp(0.2)])
+
+
+def test_the_mean_over_a_sequence_of_its_token_losses_has_the_gradient_of_gspo():
+    # GSPO, equation 5 on one sequence inside the clip: d/dl of -A exp(mean(l - p)) = -A s / T for each token
+    logprobs = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
+    proximal = torch.tensor([-1.1, -1.9, -0.6], dtype=torch.float64)
+    sequence = torch.zeros(3, dtype=torch.long)
+    ratio = torch.exp((logprobs - proximal).mean())
+    (-2.0 * ratio).backward()
+    expected, logprobs.grad = logprobs.grad, None
+    log_ratio = sequence_log_ratio(logprobs - proximal, sequence)
+    loss, _ = clipped_ratio_loss(log_ratio, torch.full((3,), 2.0, dtype=torch.float64), clip_low=0.2, clip_high=0.28)
+    loss.mean().backward()
+    assert loss.tolist() == pytest.approx([-2.0 * ratio.item()] * 3)
+    torch.testing.assert_close(logprobs.grad, expected)
+
+
+@pytest.mark.parametrize(("ratio", "weight"), [(1.1, 1.1), (3.0, 1.28), (0.1, 0.8)])
+def test_cispo_weights_log_probs_and_leaves_no_token_without_gradient(ratio, weight):
+    logprobs = torch.tensor([-2.0], requires_grad=True)
+    log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
+    loss, clipped = weighted_logprob_loss(logprobs, log_ratio, torch.tensor([-3.0]), clip_low=0.2, clip_high=0.28)
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(-weight * -3.0 * -2.0)
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == pytest.approx(weight * 3.0)
+    assert log_ratio.grad is None
+    assert clipped.item() == (ratio != 1.1)
+
+
+def test_icepop_drops_what_is_outside_its_band():
+    proximal = torch.log(torch.tensor([0.5, 0.2, 0.9, 0.5, 1e-30]))
+    behaviour = torch.log(torch.tensor([0.4, 0.5, 0.3, 0.5, 0.5]))
+    weights = importance_weights_inside(proximal, behaviour, low=0.5, high=2.0)
+    assert weights.tolist() == pytest.approx([1.25, 0.0, 0.0, 1.0, 0.0])
+
+
+def test_a_sequence_is_masked_by_its_geometric_mean():
+    # means of p - b: (0.9 + 0.3) / 2 = 0.6 < log 2 = 0.693; (1.0 + 0.6) / 2 = 0.8 above it; -0.8 below log 0.5
+    difference = torch.tensor([0.9, 1.0, 0.3, 0.6, -0.8])
+    found = sequence_mask(difference, torch.zeros(5), torch.tensor([0, 1, 0, 1, 2]), low=0.5, high=2.0)
+    assert found.tolist() == [1.0, 0.0, 1.0, 0.0, 0.0]
+
+
+def test_leave_one_out_holds_a_reward_against_the_others():
+    # 1 against (0 + 0 + 1) / 3, 0 against (1 + 0 + 1) / 3
+    found = advantages([1.0, 0.0, 0.0, 1.0], leave_one_out=True)
+    assert found == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+    assert advantages([4.0], leave_one_out=True) == [0.0]
+
+
 def test_huge_ratios_stay_finite():
     logprobs = torch.tensor([500.0, -500.0], requires_grad=True)
-    loss, _ = clipped_ratio_loss(logprobs, torch.zeros(2), torch.tensor([-1.0, -1.0]), clip_low=0.2, clip_high=0.28)
+    loss, _ = clipped_ratio_loss(logprobs, torch.tensor([-1.0, -1.0]), clip_low=0.2, clip_high=0.28)
     loss.sum().backward()
     assert torch.isfinite(loss).all()
     assert logprobs.grad is not None
@@ -165,7 +246,7 @@ def test_no_trained_token_gives_no_loss_and_a_zero_gradient():
     nothing = torch.zeros(0)
     logprobs, _ = token_logprobs(hidden, head, nothing.long(), nothing)
     weights = truncated_importance_weights(logprobs, nothing, cap=2.0)
-    loss, _ = clipped_ratio_loss(logprobs, logprobs.detach(), nothing, clip_low=0.2, clip_high=0.28)
+    loss, _ = clipped_ratio_loss(logprobs - logprobs.detach(), nothing, clip_low=0.2, clip_high=0.28)
     total = (weights * loss).sum()
     total.backward()
     assert total.item() == 0.0

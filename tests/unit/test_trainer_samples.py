@@ -9,7 +9,15 @@ import pytest
 from slime_rl.config import ObjectiveConfig
 from slime_rl.errors import TrainerError
 from slime_rl.trainer.report import Totals
-from slime_rl.trainer.samples import group_totals, trained_samples, without_stale, without_truncated
+from slime_rl.trainer.samples import (
+    group_totals,
+    over_std,
+    reduced,
+    squares,
+    trained_samples,
+    without_stale,
+    without_truncated,
+)
 from slime_rl.types import Finish, Group, Sample, Span, Version
 
 GRPO, SFT = ObjectiveConfig(), ObjectiveConfig(loss="sft")
@@ -58,6 +66,43 @@ def test_truncated_samples_leave_the_loss_and_keep_their_advantages():
     whole, masked = without_truncated([samples[0], replace(samples[1], sample=cut)])
     assert whole is samples[0]
     assert (masked.advantage, masked.sample.num_trained, masked.sample.logprobs.any()) == (-0.5, 0, False)
+
+
+def weighted(reducer, *groups, **options):
+    samples = trained_samples(groups, GRPO)
+    return [(item.weight, item.adds_to_n) for item in reduced(samples, ObjectiveConfig(reducer=reducer, **options))]
+
+
+def test_the_sum_over_n_is_what_the_reducer_says():
+    plain = group(3, 1.0, 0.0)  # two trained tokens a sample
+    assert weighted("token_mean", plain) == [(1.0, 2), (1.0, 2)]
+    assert weighted("sequence_mean", plain) == [(0.5, 1), (0.5, 1)]
+    assert weighted("constant", plain, reducer_length=8) == [(0.125, 1), (0.125, 1)]
+
+
+def test_branches_are_pooled_and_their_trajectory_counts_once():
+    branched = group(3, 1.0, 1.0, 0.0, trajectories=[7, 7, 8])
+    assert weighted("sequence_mean", branched) == [(0.25, 1), (0.25, 0), (0.5, 1)]
+
+
+def test_a_trajectory_counts_in_its_first_branch_that_is_trained_and_one_that_is_not_never():
+    samples = trained_samples([group(3, 1.0, 1.0, 0.0, trajectories=[7, 7, 8])], GRPO)
+    out = [replace(item, sample=replace(item.sample, loss_mask=np.zeros(4, np.bool_))) for item in samples]
+    found = reduced([out[0], samples[1], out[2]], ObjectiveConfig(reducer="sequence_mean"))
+    assert [(item.weight, item.adds_to_n) for item in found] == [(0.5, 0), (0.5, 1), (1.0, 0)]
+
+
+def test_rloo_and_the_deviation_of_the_whole_step():
+    groups = [group(3, 1.0, 0.0), group(5, 7.0, 7.0, 1.0)]
+    found = trained_samples(groups, ObjectiveConfig(estimator="rloo"))
+    assert [item.advantage for item in found] == [1.0, -1.0, 3.0, 3.0, -6.0]
+    plain = trained_samples(groups, GRPO)
+    total, count = squares(plain)
+    assert (total, count) == (0.25 + 0.25 + 4 + 4 + 16, 5)
+    std = np.std([item.advantage for item in plain], ddof=1)
+    assert [i.advantage for i in over_std(plain, total=total, count=count)] == pytest.approx(
+        [item.advantage / std for item in plain], rel=1e-5
+    )
 
 
 def test_supervised_samples_need_no_reward():

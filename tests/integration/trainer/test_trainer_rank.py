@@ -55,6 +55,37 @@ def test_saved_folder_loads_in_transformers_in_the_type_of_the_model(
     assert all(np.array_equal(exported[name], weight) for name, weight in read.items())
 
 
+OBJECTIVES = [
+    {"reducer": "sequence_mean"},
+    {"reducer": "constant", "reducer_length": 40},
+    {"estimator": "rloo"},
+    {"estimator": "reinforce_pp", "reducer": "sequence_mean"},
+    {"loss": "cispo"},
+    {"loss": "gspo", "reducer": "sequence_mean"},
+    {"correction": "icepop", "correction_low": 0.2, "correction_high": 5.0},
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: "-".join(map(str, objective.values())))
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_every_objective_equals_a_plain_one_in_every_layout(
+    ranks, models, new_config, new_groups, objective, num_ranks
+):
+    groups = new_groups([4, 2, 3])
+    config = new_config(models["qwen3"], objective=objective, trainer={"max_tokens_per_microbatch": 50})
+    shares = [[group.id for group in groups]] * 2
+    losses, norms, expected = ranks.one("train_plainly", config=config, groups=groups, shares=shares)
+    if num_ranks == 1:
+        reports, weights = ranks.train(config, groups, 2)
+    else:
+        each = [{"shares": [share] * 2} for share in ([0, 2], [1])]
+        reports, weights = ranks.both("train", each, config=config, groups=groups)[0]
+    assert [report.mean("loss") for report in reports] == pytest.approx(losses, rel=1e-5, abs=1e-6)
+    assert [report.mean("grad_norm") for report in reports] == pytest.approx(norms, rel=1e-5)
+    for name, weight in expected.items():
+        np.testing.assert_allclose(weights[name], weight, rtol=1e-5, atol=2e-6, err_msg=name)
+
+
 @pytest.mark.parametrize(("model", "temperature"), [("qwen3", 1.0), ("qwen2", 0.7), ("llama", 1.3)])
 def test_three_grpo_steps_equal_hugging_face_with_adamw(ranks, models, new_config, new_groups, model, temperature):
     groups = new_groups([4, 2, 3], temperature=temperature)

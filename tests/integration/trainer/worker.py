@@ -245,14 +245,36 @@ class _PlainTrainer:
         return dict(self.model.named_parameters())
 
     def step(self, groups: Sequence[Group]) -> tuple[float, float]:
-        num_trained = sum(sample.num_trained for group in groups for sample in group.samples)
+        pairs = [
+            pair
+            for group, advantages in zip(groups, self._advantages(groups), strict=True)
+            for pair in zip(group.samples, advantages, strict=True)
+        ]
+        num_trained = sum(sample.num_trained for sample, _ in pairs)
         total = 0.0
-        for group in groups:
-            for sample, advantage in zip(group.samples, _advantages(group), strict=True):
-                loss = self._loss(sample, advantage) / num_trained
-                loss.backward()
-                total += loss.item()
+        for sample, advantage in pairs:
+            loss = self._loss(sample, advantage)
+            match self.config.objective.reducer:  # no branches here: a sample is a trajectory
+                case "token_mean":
+                    loss = loss / num_trained
+                case "sequence_mean":
+                    loss = loss / sample.num_trained / len(pairs)
+                case "constant":
+                    loss = loss / (self.config.objective.reducer_length or 0) / len(pairs)
+            loss.backward()
+            total += loss.item()
         return total, self._update()
+
+    def _advantages(self, groups: Sequence[Group]) -> list[list[float]]:
+        match self.config.objective.estimator:
+            case "grpo":
+                return [_advantages(group) for group in groups]
+            case "rloo":
+                return [_against_the_others(group) for group in groups]
+            case "reinforce_pp":
+                found = [_advantages(group) for group in groups]
+                std = float(np.std(np.concatenate(found), ddof=1)) + 1e-6
+                return [[advantage / std for advantage in advantages] for advantages in found]
 
     def step_padded(self, groups: Sequence[Group]) -> None:
         """One batch of all samples, right-padded: how fast a plain trainer is."""
@@ -279,9 +301,17 @@ class _PlainTrainer:
         return loss[torch.from_numpy(sample.loss_mask[1:])].sum()
 
     def _token_loss(self, logprobs: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-        if self.config.objective.loss == "sft":
+        """One step is taken on a batch, so every ratio is 1 and only its gradient counts."""
+        objective = self.config.objective
+        if objective.loss == "sft":
             return -logprobs
-        weight = torch.exp(logprobs.detach() - behaviour).clamp(max=self.config.objective.correction_cap)
+        weight = torch.exp(logprobs.detach() - behaviour)
+        if objective.correction == "tis":
+            weight = weight.clamp(max=objective.correction_cap)
+        elif objective.correction == "icepop":
+            weight = weight * (weight >= objective.correction_low) * (weight <= objective.correction_high)
+        if objective.loss == "cispo":
+            return -weight * advantages * logprobs
         return -weight * advantages * torch.exp(logprobs - logprobs.detach())
 
     def _update(self) -> float:
@@ -294,6 +324,11 @@ class _PlainTrainer:
 def _advantages(group: Group) -> list[float]:
     rewards = [sample.reward or 0.0 for sample in group.samples]
     return [reward - sum(rewards) / len(rewards) for reward in rewards]
+
+
+def _against_the_others(group: Group) -> list[float]:
+    rewards = [sample.reward or 0.0 for sample in group.samples]
+    return [reward - (sum(rewards) - reward) / (len(rewards) - 1) for reward in rewards]
 
 
 def _load(folder: str, dtype: Any = torch.float32) -> Any:
