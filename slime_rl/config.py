@@ -260,6 +260,8 @@ class ObjectiveConfig(Section):
     """Leave samples that were cut at `sampling.max_new_tokens` out of the loss; their rewards count in their groups."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """The largest loss of a token with a negative advantage A is -A times this; `loss` grpo and gspo only."""
+    entropy_bonus: NonNegativeFloat = 0.0
+    """Added to each token's loss: minus this times the entropy of its distribution."""
     correction: Literal["none", "tis", "icepop", "sequence_mask"] = "tis"
     """Of trainer over engine probability: `tis` truncates, `icepop` drops tokens, `sequence_mask` whole sequences."""
     correction_cap: PositiveFloat = 2.0
@@ -462,6 +464,7 @@ def _check_objective(config: Config) -> None:
         "correction_high": (objective.correction in ("icepop", "sequence_mask"), f"objective.correction is {band}"),
         "dual_clip": (objective.loss in ("grpo", "gspo"), "objective.loss is grpo or gspo"),
         "reducer_length": (objective.reducer == "constant", "objective.reducer is constant"),
+        "entropy_bonus": (objective.loss != "sft", "objective.loss is not sft"),
         "estimator": (objective.loss != "sft", "objective.loss is not sft"),
         "normalize_by_std": (
             objective.loss != "sft" and objective.estimator != "reinforce_pp",

@@ -101,6 +101,7 @@ class GradientPass:
             self._policy.head,
             self._tensor(batch.targets),
             self._tensor(batch.temperatures),
+            trains_entropy=self._objective.entropy_bonus > 0,
         )
 
     def _probability(self, batch: MicroBatch, hidden: Tensor) -> Loss:
@@ -125,8 +126,10 @@ class GradientPass:
             losses, measured = supervised_loss(logprobs), {}
         else:
             losses, measured = self._policy_loss(batch, logprobs)
+        if self._objective.entropy_bonus > 0:
+            losses = losses - self._objective.entropy_bonus * entropy
         loss = (losses * self._tensor(batch.weights)).sum()
-        measured |= {"loss": loss.detach(), "entropy": entropy.sum()}
+        measured |= {"loss": loss.detach(), "entropy": entropy.detach().sum()}
         return loss, torch.tensor(batch.adds_to_n, dtype=torch.int), measured
 
     def _policy_loss(self, batch: MicroBatch, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -187,12 +187,15 @@ def supervised_loss(logprobs: Tensor) -> Tensor:
     return -logprobs
 
 
-def logprobs_and_entropy(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def logprobs_and_entropy(
+    logits: Tensor, targets: Tensor, temperatures: Tensor, *, trains_entropy: bool = False
+) -> tuple[Tensor, Tensor]:
     """The log-probability of each target, and the entropy of its distribution, at the sample's own temperature.
 
-    logits [M, V] of any float type, targets [M], temperatures [M] -> l [M], entropy [M] without gradient; float32.
+    logits [M, V] of any float type, targets [M], temperatures [M] -> l [M], entropy [M]; float32. The entropy has a
+    gradient only where it `trains_entropy`.
     """
     logprobs = torch.log_softmax(logits.float() / temperatures[:, None], dim=-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(trains_entropy and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
     return logprobs.gather(1, targets[:, None]).squeeze(1), entropy

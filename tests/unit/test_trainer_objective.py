@@ -240,6 +240,21 @@ def test_chunks_of_tokens_give_the_same_values_and_gradients():
         torch.testing.assert_close(single, whole)
 
 
+@pytest.mark.parametrize("max_logits", [10**6, 22])
+def test_the_entropy_has_a_gradient_only_where_it_is_trained(max_logits):
+    torch.manual_seed(0)
+    hidden, head = torch.randn(7, 6, dtype=torch.float64), torch.randn(11, 6, dtype=torch.float64)
+    targets, temperatures = torch.randint(0, 11, (7,)), torch.rand(7) + 0.5
+    leaf = hidden.clone().requires_grad_()
+    _, entropy = token_logprobs(leaf, head, targets, temperatures, max_logits=max_logits, trains_entropy=True)
+    entropy.sum().backward()
+    plain = hidden.clone().requires_grad_()
+    torch.distributions.Categorical(logits=plain @ head.T / temperatures[:, None]).entropy().sum().backward()
+    torch.testing.assert_close(leaf.grad, plain.grad, rtol=1e-5, atol=1e-6)
+    _, fixed = token_logprobs(leaf, head, targets, temperatures, max_logits=max_logits)
+    assert not fixed.requires_grad
+
+
 def test_no_trained_token_gives_no_loss_and_a_zero_gradient():
     hidden = torch.randn(0, 6, requires_grad=True)
     head = torch.randn(11, 6, requires_grad=True)

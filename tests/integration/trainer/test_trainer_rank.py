@@ -61,6 +61,7 @@ OBJECTIVES = [
     {"estimator": "rloo"},
     {"estimator": "reinforce_pp", "reducer": "sequence_mean"},
     {"loss": "cispo"},
+    {"entropy_bonus": 0.5},
     {"loss": "gspo", "reducer": "sequence_mean"},
     {"correction": "icepop", "correction_low": 0.2, "correction_high": 5.0},
 ]

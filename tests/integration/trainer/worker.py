@@ -298,7 +298,13 @@ class _PlainTrainer:
         logprobs = _logprobs(self.model, sample)
         behaviour = torch.from_numpy(sample.logprobs[1:])
         loss = self._token_loss(logprobs, behaviour, torch.tensor(advantage))
+        if self.config.objective.entropy_bonus:
+            loss = loss - self.config.objective.entropy_bonus * self._entropy(sample)
         return loss[torch.from_numpy(sample.loss_mask[1:])].sum()
+
+    def _entropy(self, sample: Sample) -> torch.Tensor:
+        logits = self.model(torch.from_numpy(sample.tokens).long()[None]).logits[0, :-1] / sample.temperature
+        return torch.distributions.Categorical(logits=logits).entropy()
 
     def _token_loss(self, logprobs: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
         """One step is taken on a batch, so every ratio is 1 and only its gradient counts."""
