@@ -32,7 +32,8 @@ class Arm:
     forget: bool = False
 
     def __str__(self) -> str:
-        return f"{self.victim}@{self.label}" + (f"#{self.occurrence}" if self.occurrence > 1 else "")
+        occurrence = f"#{self.occurrence}" if self.occurrence > 1 else ""
+        return f"{self.victim}@{self.label}{occurrence}{'+forget' if self.forget else ''}"
 
 
 @dataclass(frozen=True, slots=True)

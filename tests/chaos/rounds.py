@@ -123,6 +123,7 @@ class Round:
         if self._driver is None or self._driver in self._paused or not self._driver.is_alive():
             _end(self._trainer)
             self.restarts["driver"] += 1
+            self._workers = [worker if worker is not None and worker.is_alive() else None for worker in self._workers]
             ours, theirs = self._make.Pipe()
             self._trainer = self._start(roles.train, theirs)
             self._driver = self._start(roles.drive, ours)
