@@ -35,7 +35,7 @@ def group_advantages(
     Dr. GRPO (Liu et al. 2025, arXiv 2503.20783). Samples of one group and trajectory are branches: they share its
     reward and count once in the mean and the standard deviation (unbiased, plus 1e-6). With `leave_one_out` the mean is
     over the other trajectories, so that it does not depend on the one it is held against: RLOO (Ahmadian et al. 2024,
-    arXiv 2402.14740, equation 7).
+    arXiv 2402.14740).
 
     rewards [S] floats, groups [S] and trajectories [S] ids in any order -> [S]. A lone trajectory has advantage 0.
     """
@@ -64,7 +64,7 @@ def clipped_ratio_loss(
         r = exp(l - p)        loss = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))
 
     With `dual_clip` c > 1 the loss of a negative advantage is at most -c A, however large the ratio (Ye et al. 2020,
-    arXiv 1912.09729, equation 5).
+    arXiv 1912.09729).
 
     log_ratio l - p [M] (or that of the sequence, `sequence_log_ratio`), advantages A [M] -> loss [M], clipped [M] bool.
     """
@@ -82,7 +82,7 @@ def clipped_ratio_loss(
 def sequence_log_ratio(log_ratio: Tensor, sequences: Tensor) -> Tensor:
     """The mean log-ratio of each token's sequence, whose value all its tokens share and whose gradient each has alone.
 
-    The ratio of GSPO-token (Zheng et al. 2025, arXiv 2507.18071, equations 7 and 14): s = exp(mean(l - p)), and for a
+    The ratio of GSPO-token (Zheng et al. 2025, arXiv 2507.18071): s = exp(mean(l - p)), and for a
     token sg(s) exp(l - sg(l)), so that the gradient of s flows through every token of the sequence with weight s.
 
     log_ratio l - p [M], sequences [M] numbers from 0 -> [M].
@@ -97,7 +97,7 @@ def weighted_logprob_loss(
 ) -> tuple[Tensor, Tensor]:
     """The loss of each token with its clipped ratio as a weight, and whether the clip changed that weight.
 
-    CISPO (MiniMax 2025, arXiv 2506.13585, equations 4 and 5): loss = -sg(clip(r, 1 - clip_low, 1 + clip_high)) A l. No
+    CISPO (MiniMax 2025, arXiv 2506.13585): loss = -sg(clip(r, 1 - clip_low, 1 + clip_high)) A l. No
     token loses its gradient, which the clip of a ratio would take from rare ones.
 
     logprobs l [M], log_ratio l - p [M], advantages A [M] -> loss [M], clipped [M] bool.
@@ -123,7 +123,7 @@ def truncated_importance_weights(proximal: Tensor, behaviour: Tensor, *, cap: fl
 def importance_weights_inside(proximal: Tensor, behaviour: Tensor, *, low: float, high: float) -> Tensor:
     """w = exp(p - b) where that is inside [low, high], else 0: the token teaches nothing.
 
-    IcePop (Ling team 2025, "Small leak can sink a great ship", ring-zero report, arXiv 2510.18855, section 3.2).
+    IcePop (Ling team 2025, arXiv 2510.18855).
 
     proximal p [M], behaviour b [M] -> w [M] without gradient.
     """

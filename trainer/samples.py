@@ -49,7 +49,7 @@ def squares(samples: Sequence[TrainedSample]) -> tuple[float, float]:
 def over_std(samples: Sequence[TrainedSample], *, total: float, count: float) -> list[TrainedSample]:
     """The samples with advantages over their standard deviation in the whole step, whose mean is 0 by construction.
 
-    The normalisation of REINFORCE++ with a group baseline (Hu et al. 2025, arXiv 2501.03262, section 3.3); `total` and
+    The normalisation of REINFORCE++ with a group baseline (Hu et al. 2025, arXiv 2501.03262); `total` and
     `count` are the `squares` of all ranks.
     """
     std = math.sqrt(total / max(count - 1, 1))

@@ -72,12 +72,17 @@ def held(path: Path) -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(f"run.folder must be a folder that can be made, got {path} ({error.strerror})") from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(lock, path)
         yield
-    except BlockingIOError:
-        raise RunFolderError(f"{path} is in use by a process that still runs: end it, or name another folder") from None
     finally:
         os.close(lock)
+
+
+def _lock(lock: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunFolderError(f"{path} is in use by a process that still runs: end it, or name another folder") from None
 
 
 def open_used(path: Path) -> RunFolder:

