@@ -110,7 +110,7 @@ class Engine:
                     self.process.check_running()
                     await asyncio.sleep(HEALTH_POLL_S)
         except TimeoutError:
-            tail = self.process.log_tail()
+            self.process.show_stacks()
             raise EngineError(
-                f"{self.name} was not ready within {limit_s:.0f} s (rollout.start_timeout_s); {tail}"
+                f"{self.name} was not ready within {limit_s:.0f} s (rollout.start_timeout_s); {self.process.log_tail()}"
             ) from None

@@ -34,6 +34,7 @@ def main() -> int:
     """Run the command of the command line and return its exit status, 128 + signal for one that was killed."""
     grace_s, command = float(sys.argv[1]), sys.argv[2:]
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # for those of the group that show their stacks on it
     ended = signal_pipe(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     server = start(command, read_line(sys.stdin.fileno()))
     while server.poll() is None:

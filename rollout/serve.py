@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +22,7 @@ SECRETS = ("api_key", "admin_api_key")
 
 def main() -> None:
     """Serve until killed; a wrong argument ends the process with a traceback in the log."""
+    faulthandler.register(signal.SIGUSR1)
     arguments = json.load(sys.stdin)
     redact_logs([arguments[name] for name in SECRETS])
     sglang_plugin.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from slime_rl.rollout import launcher
 STOP_TIMEOUT_S = 20.0
 GROUP_TIMEOUT_S = 10.0
 POLL_S = 0.02
+STACKS_S = 0.5
 TAIL_BYTES = 16384
 
 
@@ -74,6 +76,12 @@ class ServerProcess:
             text = log.read().decode("utf-8", "replace")
         tail = "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
         return f"the last lines of {self.log_path}:\n{tail}"
+
+    def show_stacks(self) -> None:
+        """Have every process of the group that can write its threads' stacks to the log do so, in STACKS_S."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGUSR1)
+        time.sleep(STACKS_S)
 
     def check_running(self) -> None:
         """Raise EngineError with the end of the log if the server has ended."""

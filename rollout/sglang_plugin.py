@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import pkgutil
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,7 +26,8 @@ DEFAULT_SEED = 42
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes."""
+    """Called by SGLang in each of its processes, which then also write their stacks to the log on SIGUSR1."""
+    faulthandler.register(signal.SIGUSR1)
     for target, function in replacements().items():
         module, name = target.rsplit(".", 1)
         setattr(importlib.import_module(module), name, function)

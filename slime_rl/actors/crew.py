@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from slime_rl.errors import RunError, SlimeError, WaitTimeout, first_cause
 
+APPEAR_S = 180.0
+"""How long Ray may take to bring up an actor's process, which only imports: about 5 s on an idle core."""
 BLAME_S = 5.0
 """How long to listen to the others after a first failure: the peers of a dead rank fail before its death is known."""
 
@@ -33,6 +35,10 @@ class Member:
         Raises WaitTimeout after `timeout_s`, the actor's own SlimeError, or an error of the member's kind.
         """
         return await self._result(getattr(self.actor, method).remote(*arguments), doing, timeout_s)
+
+    async def appear(self) -> None:
+        """Return once Ray has brought up the actor's process."""
+        await self._result(self.actor.__ray_ready__.remote(), "as Ray started its process", APPEAR_S)
 
     async def _result(self, call: Awaitable[Any], doing: str, timeout_s: float | None) -> Any:
         limit = asyncio.timeout(timeout_s)
@@ -60,6 +66,10 @@ class Crew:
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = tuple(members)
 
+    async def appear(self) -> None:
+        """Return once Ray has brought up every member's process; raises WaitTimeout after APPEAR_S."""
+        await self._together(member.appear() for member in self.members)
+
     async def call(self, method: str, *arguments: Any, doing: str, timeout_s: float | None = None) -> list[Any]:
         """Every member's result, with the same arguments for all."""
         shares = [arguments] * len(self.members)
@@ -69,10 +79,13 @@ class Crew:
         self, method: str, shares: Sequence[Sequence[Any]], *, doing: str, timeout_s: float | None = None
     ) -> list[Any]:
         """Every member's result, each with arguments of its own."""
-        calls = [
-            asyncio.ensure_future(member.call(method, *share, doing=doing, timeout_s=timeout_s))
+        return await self._together(
+            member.call(method, *share, doing=doing, timeout_s=timeout_s)
             for member, share in zip(self.members, shares, strict=True)
-        ]
+        )
+
+    async def _together(self, awaited: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+        calls = [asyncio.ensure_future(call) for call in awaited]
         try:
             await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             if any(call.done() and call.exception() for call in calls):

@@ -133,6 +133,7 @@ class TrainerGroup:
     async def load(self) -> Version:
         """The version of the weights that every rank has loaded."""
         limit_s = self._config.start_timeout_s
+        await self._crew.appear()
         master = await self._crew.members[0].call("find_port", doing="as it started", timeout_s=limit_s)
         loading = master, self._open_reader, self._start
         doing = "as it loaded (trainer.start_timeout_s)"

@@ -36,6 +36,7 @@ def ray_cluster() -> Iterator[None]:
     store is small.
     """
     os.environ.setdefault("RAY_worker_niceness", "0")  # engines are children of workers and no background job
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # which a local cluster inherits, and torch reads as it is imported
     logging.getLogger("ray").setLevel(logging.ERROR)
     if address := os.environ.get("RAY_ADDRESS"):
         ray.init(address=address, log_to_driver=False)
@@ -47,7 +48,6 @@ def ray_cluster() -> Iterator[None]:
             logging_level=logging.ERROR,
             object_store_memory=OBJECT_STORE_BYTES,
             _node_ip_address=LOCAL_ADDRESS,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}},
         )
     try:
         yield

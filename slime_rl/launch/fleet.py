@@ -15,7 +15,8 @@ from slime_rl.rollout.address import Address, Keys
 from slime_rl.rollout.router import Router
 
 STOP_TIMEOUT_S = 30.0
-START_MARGIN_S = 30.0
+START_MARGIN_S = 60.0
+"""How long an engine that did not start in time may take to end."""
 WATCH_S = 0.25
 
 
@@ -40,6 +41,7 @@ class Fleet:
 
     async def __aenter__(self) -> Self:
         try:
+            await self._crew.appear()
             self.addresses: list[Address] = await self._crew.call(
                 "start", doing="as it started", timeout_s=self._start_timeout_s
             )

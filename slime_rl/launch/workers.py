@@ -34,6 +34,7 @@ class Workers:
 
     async def __aenter__(self) -> Self:
         try:
+            await self._crew.appear()
             await self._crew.call("start", doing="as it started", timeout_s=self._config.rollout.start_timeout_s)
         except BaseException:
             await self._crew.end(timeout_s=STOP_TIMEOUT_S)

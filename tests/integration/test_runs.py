@@ -69,10 +69,20 @@ def started(config: dict, *arguments: str, command: str = "train") -> Iterator[s
     )
     try:
         yield process
+    except BaseException:
+        print_ends(folder / "logs")
+        raise
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        if process.stdout and not process.stdout.closed:
+            process.communicate()
+
+
+def print_ends(logs: Path) -> None:
+    """The end of every log of a run, for pytest to show with the failure."""
+    for log in sorted(logs.glob("*")):
+        print(f"--- {log}", *log.read_text(errors="replace").splitlines()[-40:], sep="\n")
 
 
 def heed_ctrl_c() -> None:

@@ -114,3 +114,25 @@ def test_the_log_can_be_read_by_its_owner_only(tmp_path):
     server = start(["true"], tmp_path / "log")
     server.stop()
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+
+
+STUCK = """
+import faulthandler, signal, time
+faulthandler.register(signal.SIGUSR1)
+def stuck_here():
+    print("up", flush=True)
+    time.sleep(1000)
+stuck_here()
+"""
+
+
+def test_a_server_asked_for_its_stacks_writes_them_and_lives_on_as_do_those_that_cannot(tmp_path):
+    log = tmp_path / "log"
+    server = start(["sh", "-c", f"sleep 1000 & exec {sys.executable} -c '{STUCK}'"], log)
+    wait_for(lambda: log.exists() and "up" in log.read_text(), "the server")
+    family = psutil.Process(server.pid).children(recursive=True)
+    server.show_stacks()
+    assert "in stuck_here" in server.log_tail()
+    assert server.exit_status is None and all(process.is_running() for process in family)
+    assert len(family) == 2
+    server.stop()
