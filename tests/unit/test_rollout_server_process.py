@@ -133,6 +133,7 @@ def test_a_server_asked_for_its_stacks_writes_them_and_lives_on_as_do_those_that
     family = psutil.Process(server.pid).children(recursive=True)
     server.show_stacks()
     assert "in stuck_here" in server.log_tail()
-    assert server.exit_status is None and all(process.is_running() for process in family)
+    assert server.exit_status is None
+    assert all(process.is_running() for process in family)
     assert len(family) == 2
     server.stop()
